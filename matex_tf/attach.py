@@ -60,7 +60,7 @@ def attach_runtime() -> None:
     from matex_tf.resilience import elastic, elastic_step, fit_hooks, run_state
     from matex_tf.runtime import hooks, watchdog
 
-    elastic.enable_attempts()
+    elastic.enable_attempts()  # before the first collective that is repeated after a loss
     elastic_step.attempt_steps()
     if not me.is_phantom:
         membership.watch_mpi()
@@ -182,7 +182,7 @@ def _log_trial(rank: int) -> None:
 
 
 def _set_start_variables(has_other_ranks: bool) -> None:
-    """Under `python -m matex_tf`, start this process again with the variables that it lacks from its start."""
+    """Under `python -m matex_tf`, start this process again if it lacks variables that are read only at its start."""
     needed = start_variables.HASH_SEED if sys.flags.hash_randomization else {}
     chosen = settings.get_settings()
     if has_other_ranks and chosen.large_pages and not chosen.disable:
@@ -194,7 +194,7 @@ def _set_start_variables(has_other_ranks: bool) -> None:
 
 
 def _compare_settings() -> None:
-    """Compare the settings of all ranks, and agree on device pointers. Collective.
+    """Compare the settings of all ranks, and agree whether MPI gets addresses in the memory of GPUs. Collective.
 
     Raises:
         MismatchError: on all ranks, if settings differ.

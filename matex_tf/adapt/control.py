@@ -54,7 +54,7 @@ class Control:
         seconds: the time that each rank needed for its slice.
         """
         units = self.units or rows
-        if units < 2 * self.size or min(seconds) <= 0:
+        if units < 2 * self.size or min(seconds) <= 0:  # too few units to divide, or a rank without a measured time
             return None
         self._windows = [*self._windows, list(seconds)][-max(MEDIAN_WINDOWS, self._confirming) :]
         self._windows_since_change += 1

@@ -1,8 +1,9 @@
 """Lets ranks leave a call of `fit`, so that `matex run` restarts them with a change (`--adapt=ranks`).
 
-`slice_adapter` asks a `Leaving` at the end of each window of steps. The ranks leave if `matex run` offers a restart,
-and if a change is necessary or worth its cost (`changes`). A rank that leaves saves its state, writes the change
-(`offers`), and exits at the next step at which that is possible (`Fit.ask_change`).
+`slice_adapter` measures windows of consecutive steps, and asks a `Leaving` at the end of each. The ranks leave if
+`matex run` offers a restart, and if a change is necessary or worth its cost (`changes`). A change is another number of
+ranks, other hosts, or another strategy: allreduce, or variables held in pieces. A rank that leaves saves its state,
+writes the change (`offers`), and exits at the next step at which that is possible (`Fit.ask_change`).
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Leaving:
     def __init__(self) -> None:
         self._fit: Fit | None = None  # the call of `fit` that ranks may leave
         self._step_seconds: list[float] = []  # of each of the last windows of that call, on its slowest rank
-        self._slow_streak = changes.Streak()
+        self._slow_streak = changes.Streak()  # counts the consecutive windows in which the same rank was slow
         self._is_judged = True  # False until the change before this start is compared with the time before it
 
     def make_report(self) -> Report | None:
@@ -91,6 +92,7 @@ class Leaving:
             what = offers.describe_ranks(offer.ranks, here.size) if is_other else f"{here.size} ranks on other hosts"
             self._ask_change(Change(offer.ranks, what, offer.reason_to_leave, is_forced=True))
             return True
+        # The slow rank, if it has been slow in enough windows; None: no rank may be dropped.
         slow = self._slow_streak.confirm(changes.find_slow(slices, seconds, smallest)) if sum(slices) else None
         # Second, undo the change before this start if steps have become longer. It is judged once, before further ones.
         if not self._is_judged and offer.step_seconds_before:
@@ -103,7 +105,9 @@ class Leaving:
         # Third, leave for other ranks or another strategy.
         if not sum(slices) or len(self._step_seconds) < changes.SLOW_WINDOWS:
             return False  # too few measurements
-        other_strategy = owners.compare_strategies(*reports[0].piece_bytes) if offer.may_choose else ("", 0.0)
+        other_strategy = "", 0.0  # the strategy, and the seconds that it saves in a step
+        if offer.may_choose:
+            other_strategy = owners.compare_strategies(*reports[0].piece_bytes)
         proposal = changes.propose_change(offer, here.hosts, slices, seconds, slow, other_strategy, here.servers)
         return self._leave_if_worth(offer, proposal, steps_left)
 

@@ -155,7 +155,8 @@ def wrap_os_open(original: Any) -> Any:
                 if is_on_disk and not is_link and _is_cache_valid():
                     raise  # the error of the disk is the right one
             else:
-                # Rank 0 may have changed the file while it was opened. Then it is opened again below.
+                # Rank 0 may have changed the file while it was opened. Then it is opened again below, unless it is a
+                # pipe or the like, which is not closed.
                 if _is_cache_valid() or not _close_file(descriptor):
                     return descriptor
         return open_by_view() if writes else _ask_steadily(open_by_view, _close_file)

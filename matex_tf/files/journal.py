@@ -159,11 +159,11 @@ class Journal(journal_reader.Notes):
         return key in self._touched and self._touched[key] != journal_reader.read_file_state(key)
 
     def mark_delivered(self, key: str) -> None:
-        """Record that all ranks have the current content of the file `key`."""
+        """Record that all ranks have the current content of the file `key`: the next change needs a note again."""
         self._touched.pop(key, None)
 
     def mark_caught_up(self) -> None:
-        """Record that all ranks have the current content of all files."""
+        """Record that all ranks have the current content of all files: the next change of each needs a note again."""
         self._touched.clear()
 
     def _write_line(self, number: int, key: str, copy: str | None, inode: int = 0) -> None:

@@ -206,8 +206,8 @@ class Notes:
         for line in complete.decode().splitlines():
             number, key, copy, inode = json.loads(line)
             notes = self._notes.setdefault(key, [])
-            # A moved file may be moved again or changed. Then the new note, with an inode or NOT_MOVED, replaces the
-            # note of the first move. Other notes are appended: `index` is the end of the list.
+            # A moved file may be moved again or changed. Then the new note, with an inode or NOT_MOVED, has the number
+            # of the note of the first move, and replaces it. Other notes are appended: `index` is the end of the list.
             moved = (index for index, note in enumerate(notes) if note.inode and inode and note.number == number)
             index = next(moved, len(notes))
             notes[index : index + 1] = [_Note(number, copy, max(inode, 0), until)]

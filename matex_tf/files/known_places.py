@@ -1,8 +1,9 @@
 """A cache of the real locations of files, by folder, so that a query such as `os.stat` takes little longer than before.
 
-A file that a script reads may be in one of two layers: the disk, or the rank's private folder (`layers`). `functions`
-asks the cache first. The cache holds, for each folder that the script has asked about, the entries that are not on the
-disk: for most folders none. It is cleared when this rank changes files, and when rank 0 writes notes (`journal`).
+A file that a script reads may be in one of two layers (`layers`): the disk, or the upper layer, this rank's private
+folder. `functions` asks the cache first. The cache holds, for each folder that the script has asked about, the entries
+that are not on the disk: for most folders none. It is cleared when this rank changes files, and when rank 0 notes a
+change of its own (`journal`). The key of a file is its canonical absolute path.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class KnownPlaces:
             self._child_time[0] = time.monotonic_ns()
 
     def update_place(self, key: str, place: str | None = None) -> None:
-        """Record that `key` was created or removed, and nothing else: it is a file at `place`; None: search for it."""
+        """Record that only `key` was created or removed. `place`: where the file now is; None: search both layers."""
         with self._lock:
             self._version += 1
             places = self._by_key.get(os.path.dirname(key))

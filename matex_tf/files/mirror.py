@@ -63,7 +63,8 @@ def mirror_folder(source: Path, target: Path, leave_out: Collection[Path] = (), 
     """
     source, largest = source.resolve(), COPIED_BYTES if largest is None else largest
     left_out, real_target = {path.resolve() for path in leave_out}, target.resolve()
-    # Links into this folder are skipped: the mirror would contain itself, or other mirrors.
+    # Links into `skipped` are skipped: the mirror would contain itself, or other mirrors. It is the innermost folder of
+    # `leave_out` around the target, or the target.
     around_target = [path for path in left_out if real_target.is_relative_to(path)]
     skipped = max(around_target, key=lambda path: len(path.parts), default=real_target)
     mirror, copied_bytes, entries = Mirror(), 0, _count_entries(source)

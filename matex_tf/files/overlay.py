@@ -94,6 +94,7 @@ def find_private_use() -> str:
                 is_written = "w" in permissions and "s" in permissions  # writable and shared
                 if is_written and path and path[0].startswith(root):
                     return f"{path[0][len(root) - 1 :]} is mapped into memory"
+        # The files that store this rank's output, which it prints if rank 0 is lost.
         output_files = {(state.st_dev, state.st_ino) for state in terminal.list_stored_files()}
         # A process with a working folder or open files of this rank counts as started by the script.
         for process in filter(str.isdigit, os.listdir("/proc")):
@@ -151,7 +152,7 @@ def _remove_hidden(view: View) -> None:
             is_folder = os.path.isdir(path) and not os.path.islink(path)
             if not is_folder:
                 os.remove(path)
-            elif not os.path.isdir(view.locate_upper(path)):
+            elif not os.path.isdir(view.locate_upper(path)):  # else this rank sees the folder again
                 try:
                     os.rmdir(path)
                 except OSError as error:

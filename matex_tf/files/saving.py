@@ -28,6 +28,7 @@ from matex_tf.world import membership, world
 HOOKS = KerasTable(when=lambda: settings.get_settings().output != "all")
 
 _IF_HOOK_MISSING = "each rank writes the file that a script saves"
+_OF_KERAS = "saving.saving_api:save_model save_weights"
 
 _is_inside = ThreadFlag()  # set while this thread writes a save of its rank
 _is_atomic = ThreadFlag()
@@ -36,8 +37,8 @@ _is_by_clock = ThreadFlag()
 """Set in a hook that saves after some seconds. Each rank has its own time, so ranks do not wait for each other."""
 
 
-@HOOKS.replace_in(_IF_HOOK_MISSING, *["saving.saving_api:save_model save_weights"] * 2)
-@HOOKS.replace_in(_IF_HOOK_MISSING, "", "engine.training:Model.save Model.save_weights")
+@HOOKS.replace_in(_IF_HOOK_MISSING, keras3=_OF_KERAS, keras2=_OF_KERAS)
+@HOOKS.replace_in(_IF_HOOK_MISSING, keras2="engine.training:Model.save Model.save_weights")
 @HOOKS.replace("tensorflow.python.saved_model.save", "save_and_return_nodes", _IF_HOOK_MISSING)
 @HOOKS.replace("tensorflow.python.checkpoint.checkpoint", "TrackableSaver.save", _IF_HOOK_MISSING)
 def _wrap_save(original: Any) -> Any:
@@ -136,7 +137,7 @@ def _save_together(write: Callable[[], Any], path: str, name: str) -> Any:
     """`_save_once` for a call that all ranks make."""
     is_first = world.get_world().rank == 0
     result = error = None
-    ops.records.mark_between_steps()
+    ops.records.mark_between_steps()  # records do not count the time as part of a step
     pieces.make_all_whole()  # rank 0 reads the variables without the other ranks
     events.ranks_meet("saving")
     objects.barrier(f"saving ({name})")

@@ -2,7 +2,8 @@
 
 A rank other than 0 has a view of the files (`overlay`): it writes to a private folder, and reads from there or from the
 disk. TensorFlow's C++ code does not know the view. So the functions of TensorFlow that take a path, also the functions
-that create ops, are replaced: they pass the real path on. On rank 0 they note its writes in the journal (`journal`).
+that create ops, are replaced: they pass the real path on. On rank 0 they note its writes in the journal (`journal`), by
+which the other ranks find the content of a file before a write.
 """
 
 from __future__ import annotations
@@ -35,11 +36,12 @@ _INDEX_SUFFIX = ".index"
 """The suffix of a file that exists once a dataset's cache, or a checkpoint, is complete."""
 
 
-# Paths. Functions `_find_...` map a path of the script to the real path, and a tensor or a path in a bucket to itself.
+# Paths. Functions `_find_...` map a path of the script to the real path. They return the URL of remote storage,
+# such as gs://..., as it is; also a tensor, except for `_find_all_readable`, which finds the paths in it.
 
 
 def is_local(path: Any) -> bool:
-    """Whether `path` names a file of this machine: it is no tensor, and no path in a bucket."""
+    """Whether `path` names a file of this machine: it is no tensor, and no URL such as gs://..."""
     return isinstance(path, (str, bytes, os.PathLike)) and b"://" not in os.fsencode(path)
 
 
@@ -235,7 +237,7 @@ def _find_all_readable(names: Any) -> Any:
     if hasattr(names, "numpy"):  # an eager tensor
         return tf.constant(find(names.numpy()), tf.string)
     with real_files.use_real_files():
-        if overlay.get_own_view().is_untouched():
+        if overlay.get_own_view().is_untouched():  # at this time, this rank sees the files of the disk
             return names
     # A tensor of a graph: the files are found when the graph runs.
     paths = tf.numpy_function(find, [names], tf.string, name=real_files.PLACES_OF_FILES)
@@ -276,8 +278,10 @@ def _find_cache(name: Any) -> Any:
     return _match_type(name, place[: -len(_INDEX_SUFFIX)])
 
 
-# The argument of an op that is a path. First, ops of `_OF_OP` have the argument given there. Of other ops, paths stay
-# as they are if the name of the op begins as in `_WRITING_OPS`; else the arguments in `_READ_ARGUMENTS` are paths.
+# Which arguments of an op `_wrap_op` replaces by real paths:
+# - of an op in `_OF_OP`: the argument given there;
+# - of another op whose name begins as in `_WRITING_OPS`: none;
+# - of any other op: the arguments in `_READ_ARGUMENTS`.
 _OF_OP: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "writefile": ("filename", _prepare_file),
     "datasettotfrecord": ("filename", _prepare_file),

@@ -110,12 +110,16 @@ class View(Layers):
         return world.script_knows_ranks and not self.is_hidden(key)
 
     def locate_for_child(self, key: str) -> str:
-        """The real path of `key` for a process that does not use the view, such as a command.
+        """The real path of `key` for a process that does not use the view, such as a command: in the upper layer for
 
-        No real folder has the files of both layers. So a folder with files of both layers is at its path on the disk.
+        - a file that this rank has written,
+        - a folder whose files are all in the upper layer,
+        - a missing file in a folder that is only in the upper layer, because the process may create the file.
+
+        Else the path on the disk, also for a folder with files of both layers: no real folder has all of them.
         """
         folder = os.path.dirname(key)
-        if not self.is_own(key):  # a file that the process may create in a folder of the upper layer
+        if not self.is_own(key):
             is_in_upper = self.is_own(folder) and self.locate_lower(folder) is None
         elif self.is_folder(key):
             is_in_upper = self.locate_lower(key) is None or self.has_only_own(key)

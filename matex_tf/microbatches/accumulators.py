@@ -38,7 +38,11 @@ class _Last:
 
 
 class _Sizes(_Last):
-    """The accumulator of sizes: adds up numbers of rows that masks selected. Other sizes follow from the slice."""
+    """The accumulator of sizes, the numbers of a tensor's shape (`Placement.sizes`).
+
+    If a mask selected rows, their number depends on the data: it is added up over the parts. Any other number of rows
+    follows from the number of the rank's rows (`make_sizes_whole`).
+    """
 
     def add(self, part_copy: Any, tensors: Sequence[Any], result: Any) -> list[Any]:
         sizes = self.value.placement.sizes
@@ -69,7 +73,9 @@ class _Sum(_Last):
 
 
 class _Rows(_Last):
-    """Concatenates rows, block by block, in one list of tensors for each block of the value's rows."""
+    """Concatenates rows. If they consist of blocks, such as two concatenated batches (`Rows.blocks`), the results of
+    the parts are concatenated block by block: `begin` makes a list of tensors for each block.
+    """
 
     def begin(self) -> tuple[list[Any], list[Any]]:
         blocks = self.value.placement.rows.blocks
@@ -86,7 +92,8 @@ class _Rows(_Last):
         element_shape: Any = -1  # of any number of dimensions
         if shape is not None:
             element_shape = [-1 if size is None else size for size in shape]
-            element_shape[placement.axis], element_shape[0] = element_shape[0], -1  # rows first, any number
+            # In a block, the axis of rows is in front (`split_blocks`); a part may have any number of rows.
+            element_shape[placement.axis], element_shape[0] = element_shape[0], -1
         sizes, none = tf.constant(element_shape, tf.int64), tf.constant([], tf.int64)
         options = {"element_shape": sizes, "leading_dims": none, "element_dtype": self.value.dtype}
         blocks = [tf.raw_ops.TensorListConcatV2(input_handle=one, **options)[0] for one in tensors]

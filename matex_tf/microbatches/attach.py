@@ -1,8 +1,9 @@
-"""Applies MATEX_MICROBATCH: steps compute their rows in parts, which need less memory. Notes name what does not.
+"""Applies MATEX_MICROBATCH: steps compute their rows in parts, which need less memory.
 
 The library computes a step by a copy of the script's graph (`rewrite.emit.Copy`). When a copy is about to be built,
 `_cut_copy` gives it a function that changes its program: ops are replaced by regions (`cutting`). A region is a loop
-over parts of the rank's rows. Once the step is planned, `_report_plan` reports what has been left out of regions.
+over parts of the rank's rows. Once the step is planned, `_report_plan` reports the first op on rows that is in no
+region, and so computes all rows at once, and the rows that stay in memory for all parts.
 """
 
 from __future__ import annotations

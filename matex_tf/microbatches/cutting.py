@@ -9,7 +9,10 @@ once, because it has effects or collectives, is outside of all regions.
 The *position* of an op is a level, the number of waves before it, and a stage within the level. An op outside of a
 region that needs a result of it is in the next stage. The ops on rows of one stage are a region.
 
-A `need` is the placement that an op needs for an input (`Decision.needs`); None: the input's own placement.
+A program (`rewrite.programs`) has the ops of a step's graph. A `Node` of it is an op, a `Value` a tensor with its
+placement. The `Decision` of a node has the placements that the op needs for its inputs (`needs`), and those of its
+outputs. A `need` is one of `needs`; None: the input's own placement. Another placement may take a collective
+(`needs_exchange`).
 """
 
 from __future__ import annotations
@@ -297,6 +300,7 @@ class _Rebuilt:
         awaited_nodes = [node for node in nodes if id(node) in awaited]
         region = Region([*constants.values(), *nodes], list(takes.values()), gives, awaited_nodes)
         inputs = [self._values.get(id(value), value) for value, _ in region.takes]
+        # The node of the region has a `StandIn`, because the script's graph has no such op.
         new = Node(StandIn("Parts", []), ("parts", *nodes[0].key), inputs, self._find_controls(nodes))
         needs = [need for _, need in region.takes]
         new.decision = Decision(needs, [value.placement for value in gives], self._make_emit(region))

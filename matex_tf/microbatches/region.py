@@ -2,6 +2,9 @@
 
 So only the tensors of one part are in memory at a time. With 32 rows and parts of 8, the loop has 4 turns. Accumulators
 (`accumulators`) combine the results of the parts.
+
+A copy (`emit.Copy`) builds the ops of a step for one slice of the batch. A part is to the rank's rows as a slice is to
+the batch. So `batch_slice` of a `part_copy` is the part, with the rank's rows in place of the batch.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ def compute_parts(region: Region, sizes: Fitting | int, copy: Any, *inputs: Any)
         for (value, need), tensor in zip(region.takes, inputs)
         if need is None and value.placement.is_sharded
     ]
+    # For each input with rows, the shape of one row.
     row_shapes = [tf.concat([shape[:axis], shape[axis + 1 :]], 0) for shape, axis in sharded]
     accumulators = [make_accumulator(value) for value in region.gives]
     are_rows = [value.placement.is_sharded for value in region.gives]
@@ -66,7 +70,8 @@ def compute_parts(region: Region, sizes: Fitting | int, copy: Any, *inputs: Any)
         output = accumulator.finish(tensors)
         if value.shape is not None:
             output.set_shape(value.shape)
-        outputs.append(tf.identity(output, value.tensor.op.name.rsplit("/", 1)[-1].lstrip("_")))
+        name = value.tensor.op.name.rsplit("/", 1)[-1].lstrip("_")  # no name may begin with "_"
+        outputs.append(tf.identity(output, name))
     return outputs
 
 
@@ -80,7 +85,7 @@ def _copy_region(copy: Any, region: Region, part_copy: Any, inputs: Sequence[Any
     is_first = tf.equal(part_slice.first, 0)
     keeps = tf.logical_and(rank_slice.keeps, is_first)  # one part of one rank adds a replicated tensor to a sum
     body_copy = copies.copy(copy)
-    body_copy.transform = None
+    body_copy.transform = None  # the programs inside of the region are not cut into regions again
     first = rank_slice.first + part_slice.first  # of the part's rows, in the batch
     body_copy.batch_slice = rank_slice._replace(first=first, count=part_slice.count, keeps=keeps)
     gives = [value.placement for value in region.gives]
@@ -95,7 +100,13 @@ def _copy_region(copy: Any, region: Region, part_copy: Any, inputs: Sequence[Any
 
 
 def _pass_input(body: Body, part_copy: Any, value: Value, need: Placement | None, tensor: Any, is_first: Any) -> None:
-    """Pass an input of the region to the copy of its ops: rows of the part, and partial sums to the first part only.
+    """Pass an input of the region to the copy of its ops for a part.
+
+    Made whole before the region: the whole tensor. Else, by the placement of the value:
+        sharded: the rows of the part
+        partial sum: the sum for the first part, 0 for the others, because the results of the parts are added up
+        sizes: the sizes of the part's rows
+        others: the tensor itself
 
     need: see `Region.takes`.
     """

@@ -121,6 +121,7 @@ class Fitting:
         if known is None or part < known.measured_rows:  # not measured, or a smaller last part
             return np.int64(part_size)
         part_bytes = max(1, read_resident_bytes("VmHWM") - known.start_bytes)
+        # What stays in memory for all parts: sums, and the rows that the region gives. Other memory is for one part.
         kept_bytes = SUMS * sums + OUTPUTS * count * rows / part
         known.measured_rows = int(part)
         known.fitting_rows = max(0, int(part * (known.max_bytes - known.start_bytes - kept_bytes) / part_bytes))

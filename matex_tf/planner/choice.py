@@ -184,9 +184,11 @@ def list_helps(predictor: Predictor, prediction: Prediction) -> list[Help]:
     if max(size.busy for size in plan.sizes) > BUSY:
         return helps
     if ranks > 1 and count_measured_rows(plan) > 1:
+        # `whole` has measured steps with whole batches of `plan.rows` rows, so it does not hold for larger batches.
         larger = Predictor(replace(plan, rows=2 * plan.rows, whole=None)).predict_step(ranks)
         speedup = larger.rows_a_second / prediction.rows_a_second
         helps.append(Help("twice the rows in a batch, which changes the training", speedup, larger.mark))
+    # A half of the ranks on a host, a quarter, and so on.
     halved = (plan.ranks_per_host >> halvings for halvings in range(1, plan.ranks_per_host.bit_length()))
     spread = {
         per_host: Predictor(replace(plan, ranks_per_host=per_host)).predict_step(ranks)

@@ -95,7 +95,7 @@ class Compute:
         # Lines of the seconds and of the bytes of input, over rows, or with weak scaling over ranks.
         inputs = [(float(size.ranks if plan.scaling == "weak" else size.rows), size.input) for size in plan.sizes]
         measured = [(x, cost.seconds, cost.bytes) for x, cost in inputs if cost is not None]
-        x, *columns = zip(*measured) if measured else [()]
+        x, *columns = zip(*measured) if measured else [()]  # without a measurement there are no columns
         self._input = [Line(x, column) for column in columns]
         self.estimate_memory_of_rows = Line(
             [float(size.rows) for size in plan.sizes], [float(size.peak_bytes) for size in plan.sizes]
@@ -189,6 +189,7 @@ class Compute:
     def split_seconds(self) -> tuple[float, float]:
         """Seconds of a step that more ranks do not reduce, and seconds for each row."""
         line = self._choose_group(self._full_host_copies).seconds
+        # The slope from no rows to the most rows that were measured.
         without_rows, max_rows = self._read_line(line, 0.0), max(line.x[-1], self._reference_line.x[-1])
         if not max_rows:
             return without_rows, 0.0

@@ -26,7 +26,9 @@ GATHERED = ("allgather", "message")
 COUNT_BYTES = 8
 """Bytes that each rank sends to announce the size of its gathered data."""
 READY_BYTES = 24
-"""Bytes of the rendezvous before each bucket. Before other collectives it has `collectives.RENDEZVOUS_BYTES`."""
+"""Bytes of the rendezvous before each bucket, a small all-reduce by which ranks agree that its gradients are ready.
+Before other collectives it has `collectives.RENDEZVOUS_BYTES`.
+"""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,9 @@
-"""The output of `matex plan`: heading, tables of predictions and of strategies, closing remarks, JSON, and a chart."""
+"""The output of `matex plan`: heading, tables of predictions and of strategies, closing remarks, JSON, and a chart.
+
+Each predicted number has a mark, measured, extrapolated or assumed, which is shown as a sign before the number
+(`plan_file.SIGNS`). The plan was measured with as many copies of the script at once as a host has ranks, because these
+share its cores.
+"""
 
 from __future__ import annotations
 

@@ -108,6 +108,7 @@ def _estimate_only_serving(predictor: Predictor, ranks: int, strategy: str) -> P
     allreduce = larger_predictor.predict_step(ranks)
     step = predict_pieces(larger_predictor, allreduce, owners)
     slots = update.whole + update.slots / owners
+    # An owner has its share of the slots that can be in pieces; a training rank has none of these slots.
     owner_bytes = larger_predictor.compute.estimate_memory_of_rows(1) - update.slots + update.slots / owners
     batches = training if plan.scaling == "weak" else 1
     step = replace(
@@ -215,8 +216,9 @@ def predict_async(predictor: Predictor, ranks: int) -> Prediction:
     marks = mark, MEASURED  # of the links: nothing is sent
     # In `seconds`, each rank trains a batch. So a batch of the run takes seconds / ranks.
     return predictor.make_prediction(
-        ranks, seconds / ranks, 0.0, "none", False, marks, rows, small=0.0, waits_for_slowest=False
-    )
+        ranks, compute=seconds / ranks, exposed=0.0, algorithm="none", overlapped=False, marks=marks, rows=rows,
+        small=0.0, waits_for_slowest=False,
+    )  # fmt: skip
 
 
 def predict_local(predictor: Predictor, allreduce: Prediction, period: int) -> Prediction:
@@ -224,7 +226,9 @@ def predict_local(predictor: Predictor, allreduce: Prediction, period: int) -> P
     links, ranks, size = predictor.links, allreduce.ranks, float(predictor.plan.gradient_bytes)
     sum_seconds, algorithm = min((links.estimate_sum(ranks, name, size), name) for name in links.list_algorithms(ranks))
     average_seconds = links.estimate_small(ranks, 0) + sum_seconds
-    return predictor.make_prediction(ranks, allreduce.compute, average_seconds / period, algorithm, False)
+    return predictor.make_prediction(
+        ranks, allreduce.compute, exposed=average_seconds / period, algorithm=algorithm, overlapped=False
+    )
 
 
 def choose_strategy(prices: Sequence[Price], memory: float = 0.0) -> tuple[str, str]:

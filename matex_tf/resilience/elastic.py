@@ -66,6 +66,7 @@ def attempt_work(what: str, work: Callable[[], Any], undo: Callable[[], None] | 
     if not is_on() or _in_attempt or threading.current_thread() is not threading.main_thread():
         return work()
     try:
+        # A loss in an operation outside of attempts, which cannot be repeated:
         failure = ops.read_failure()
         if ops.find_cause(failure) is ops.Cause.MPI:
             raise membership.make_loss_error(f"an operation of the script itself has failed: {failure}")

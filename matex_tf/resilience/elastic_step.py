@@ -80,7 +80,7 @@ class Undo:
         self.takes = _have_op(inner_ops, (*sources.SOURCES, "IteratorGetNextAsOptional"))
         self._place = step.place
         self._obstacle = _find_obstacle(step, inner_ops)
-        self._changed = whole_code.list_changed(step.traced)
+        self._changed = whole_code.list_changed(step.traced)  # the variables that a call may change
         self._variables: list[Any] = []
         self._values: list[Any] = []  # of `_variables`, before the call
         self._read: Any = list  # returns the present values of `_variables`

@@ -1,6 +1,7 @@
 """Hooks on Keras' `fit` in a run with saved state: calls that had ended are skipped, an interrupted call resumes.
 
-Each call has a `fit_state.Fit`. These hooks pass the events of training on to it.
+Each call has a `fit_state.Fit`, which knows whether the call had ended (`is_over`), was interrupted (`is_resumed`), or
+has no saved state (`saved` is None). These hooks pass the events of training on to it.
 """
 
 from __future__ import annotations
@@ -70,11 +71,12 @@ def _wrap_fit(original: Any) -> Any:
         try:
             arguments = _bind_by_name(signature, signature.bind(self, *args, **kwargs))
             current.first_epoch = arguments.get("initial_epoch", 0)
+            # Python code of the script may draw random numbers for each batch. `Fit.skip_data` notes the generators.
             current.calls_python = source_data.is_made_by_python(arguments.get("x"))
             if current.is_over:
                 return _skip_call(original, current, arguments)
             if current.saved is not None and _is_keras3(self):
-                arguments["initial_epoch"] = current.epoch  # Keras 2: see `_wrap_epochs`
+                arguments["initial_epoch"] = current.epoch  # Keras 2: see `data_hooks._wrap_epochs`
             history = original(**arguments)
             current.end_fit(history)
             return history
@@ -87,7 +89,7 @@ def _wrap_fit(original: Any) -> Any:
 
 
 def _bind_by_name(signature: inspect.Signature, bound: inspect.BoundArguments) -> dict[str, Any]:
-    """The bound arguments by name, with those of **kwargs among them."""
+    """The bound arguments by name; the arguments in **kwargs are on the same level as the others."""
     arguments = dict(bound.arguments)
     for name, parameter in signature.parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD:

@@ -178,6 +178,7 @@ class Fit:
         self.restore_random()
         if self.lacks_variables:
             notes.print_note("variables that only a training step creates cannot be restored for a skipped call of fit")
+        # The script may have passed its own History among the callbacks.
         history = next((callback for callback in callbacks if isinstance(callback, type(history))), history)
         callback_state.restore_states([history], [saved["history"]])
         model.history, model.stop_training = history, saved["stop"]
@@ -192,7 +193,7 @@ class Fit:
         if not self.run.has_trained:
             self.run.has_trained = True
             if world.get_world().local_rank == 0:
-                rank_records.leave_file(rank_records.TRAINING)
+                rank_records.leave_file(rank_records.TRAINING)  # `matex run` looks for this file
         if not self.is_resumed or self._has_checked_random:
             return
         self._has_checked_random = True
@@ -260,7 +261,7 @@ class Fit:
         self._longest_epoch_steps = max(self._longest_epoch_steps, self._epoch_steps)
         run, pause = self.run, settings.get_settings().pause
         run.epochs += 1
-        if 0 < pause <= run.epochs and self._may_save:
+        if 0 < pause <= run.epochs and self._may_save:  # `matex tune --rungs` pauses its trials after so many epochs
             run.end_request = run.end_request or f"the rung of {pause} epochs"
         if self._may_save and epoch + 1 != self.params.get("epochs"):
             self._save_if_due(epoch + 1, 0, 1)

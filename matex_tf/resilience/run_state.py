@@ -147,10 +147,11 @@ class Run:
         source = progresses.index(max(progresses))
         if source > 0:
             self._copy_state(folder, found, source)
+            # Rank 0 reads the copy.
             found = self._read_folder(folder) if folder is not None and self.writer is not None else None
         found = objects.broadcast(found, "the saved state of the run")
         if self.writer is None:
-            self._newest = None
+            self._newest = None  # only rank 0 sends the state in `load_state`
         if found is not None:
             self.ended_fits, self.saved_fit, self.state_number = found.ended_fits, found.saved_fit, found.state_number
             self.entropy = found.begin["entropy"]
@@ -250,7 +251,7 @@ class Run:
     # The end of the run
 
     def _handle_request(self, name: str) -> None:
-        """Called for a signal `name` that asks the process to end. Within `fit`, ranks leave at their next check."""
+        """Called for a signal `name` that asks the process to end. Within `fit`, ranks leave at their next vote."""
         self.end_request = name
         # Outside of `fit`, rank 0 ends the other ranks after its writes are complete. If rank 0 got no signal, the next
         # call of `fit` ends all ranks.

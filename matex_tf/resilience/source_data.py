@@ -37,12 +37,16 @@ def has_length(source: Any) -> bool:
 
 
 def has_position(source: Any, calls_python: bool) -> bool:
-    """Whether the position of the data depends on the batches taken, and not only on the epochs begun."""
+    """Whether the position of the data depends on the batches taken, and not only on the epochs begun.
+
+    It does if Python code makes the batches, if only the batches show the end of an epoch, or if an epoch continues the
+    iterator of the epoch before.
+    """
     if calls_python or not has_length(source):
         return True
     if hasattr(source, "enumerate_epochs"):  # Keras 2
         return not source._adapter.should_recreate_iterator()
-    return source.steps_per_epoch is not None
+    return source.steps_per_epoch is not None  # Keras 3: the epochs then share one iterator
 
 
 def take_batches(iterator: Any, count: int) -> list[Any]:
@@ -66,6 +70,7 @@ def make_iterator(batches: Iterable[Any], spec: Any) -> Any:
     import tensorflow as tf
 
     def widen_shapes(*parts: Any) -> Any:
+        """The tensors of a batch, with the static shapes of `spec` in place of their own."""
         open_parts = [
             tf.compat.v1.placeholder_with_default(part, kind.shape) if isinstance(part, tf.Tensor) else part
             for part, kind in zip(tf.nest.flatten(parts), tf.nest.flatten(spec))

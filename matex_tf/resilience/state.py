@@ -30,8 +30,9 @@ def group_variables(model: Any, source: Any = None) -> dict[str, list[Any]]:
     # Keras' method, if it exists, also lists nested layers.
     all_layers = model._flatten_layers() if hasattr(model, "_flatten_layers") else getattr(model, "layers", [])
     layers = [layer for layer in all_layers if layer is not model]
-    seen: set[int] = set()
+    seen: set[int] = set()  # the variables that have a group, or are excluded
     _select_new([] if source is None else _list_attributes(source), seen)
+    # Metrics come before the weights, among which Keras 2 lists some of their variables.
     metrics = _select_new(_list_metric_variables(model, layers), seen)
     groups = {
         "weights": _select_new(_list_weights(model), seen),
@@ -50,7 +51,7 @@ def group_variables(model: Any, source: Any = None) -> dict[str, list[Any]]:
 
 
 def _list_metric_variables(model: Any, layers: list[Any]) -> list[Any]:
-    """The variables of all metrics. Keras 2 lists some of them among the weights."""
+    """The variables of all metrics."""
     metrics = list(getattr(model, "metrics", []))
     # An adapting layer also has `update_state`, but no `result`.
     metrics += [layer for layer in layers if hasattr(layer, "update_state") and hasattr(layer, "result")]

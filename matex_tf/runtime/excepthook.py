@@ -67,7 +67,7 @@ def _match_launcher_terminal() -> None:
 
     Open MPI gives each rank a pseudo-terminal. Colours and progress bars would otherwise end up in log files.
     """
-    if task_environment.is_mpirun_at_terminal(1) is False:
+    if task_environment.is_mpirun_at_terminal(1) is False:  # 1: the descriptor of standard output; None: unknown
         sys.stdout.isatty = lambda: False  # type: ignore[method-assign]
 
 
@@ -83,6 +83,7 @@ def _redirect_output(rank: int) -> None:
             log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         except OSError as error:
             raise errors.SetupError(f"MATEX_LOG_DIR={folder!r}: expected a folder to write to: {error}") from None
+    # In an elastic run this rank may replace rank 0, and then prints the output that it has stored.
     terminal.redirect_output(log, stores=settings.get_settings().elastic)
     if log is not None:
         os.close(log)
@@ -220,7 +221,8 @@ def _report_error(kind: type[BaseException], error: BaseException, trace: Traceb
         return
     text = describe_error(error, trace)
     code = 130 if issubclass(kind, KeyboardInterrupt) else 1  # 128 + SIGINT, as in a shell
-    # The rank where the error began should end the job, with its own exit code.
+    # The rank where the error began should end the job, with its own exit code. The engine recognizes in the texts an
+    # error of a collective that another rank has caused, by an error of its own or by the end of its script.
     texts = "\n".join([text, *map(str, _list_shown_errors(error))])
     is_consequence = ops.find_cause(texts) in (ops.Cause.ELSEWHERE, ops.Cause.ENDED)
     if is_consequence:

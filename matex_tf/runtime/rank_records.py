@@ -196,7 +196,7 @@ def report_error(
 
     Args:
         shared: a folder that all ranks see; None if they are on one host.
-        waits: whether this rank waits for the first; False if the first needs this rank before its end, to start MPI.
+        waits: whether this rank waits for the first; False if the first starts MPI before its end, which needs all.
         fields: other fields of the record.
     """
     with contextlib.suppress(OSError):  # the disk is full
@@ -252,8 +252,9 @@ def _claim_terminal(folder: str | os.PathLike[str], rank: int, waits: bool) -> I
     """Context that reserves the terminal for this rank, until its process ends. Yields whether this rank is the first
     to write.
 
-    The claim is a file that contains the name of the first rank; it is empty before. A second claim by the same rank
-    belongs to another run, even if no launcher distinguishes the runs.
+    The claim is a file that contains the name of the first rank; it is empty before. An earlier run may have left a
+    claim in the same file, if no launcher names the runs. It is recognized if it is old, or names this rank, which
+    claims only once.
     """
     try:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW

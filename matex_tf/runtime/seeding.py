@@ -19,7 +19,8 @@ from matex_tf.world import world
 
 HOOKS = Table()
 
-_roots: list[np.random.SeedSequence] = []  # the seed sequences of NumPy generators that are created without a seed
+_roots: list[np.random.SeedSequence] = []
+"""The seed sequence of NumPy generators that are created without a seed; empty before the ranks have agreed on it."""
 
 
 class _AgreedSeed(int):

@@ -27,7 +27,7 @@ def note_files() -> None:
 def remove_files(folder: str | os.PathLike[str], even_used: bool = False) -> bool:
     """Remove this host's recorded files in `folder` that no process uses. Returns whether none remains.
 
-    `even_used`: also remove files of processes that are about to end; these keep the unnamed memory.
+    `even_used`: also remove files that processes use, which are about to end. They keep the memory until then.
     """
     paths = list(_list_noted(folder))
     used = set()

@@ -233,7 +233,9 @@ def end_rank() -> None:
     except errors.RankError as error:  # raised on all ranks
         abort_with_error(f"matex_tf: {error}\n", 1)
     me = world.get_world()
-    if me.rank == 0 or settings.get_settings().output == "all":  # before any rank can record that all have ended
+    # A rank that writes files records that they are not complete until the end of its process. It does so before the
+    # next collective, so before any rank can record that all have ended.
+    if me.rank == 0 or settings.get_settings().output == "all":
         rank_records.note_writing()
     exits = objects.allgather((code, text), "what is done after the script")
     _report_exits(exits)

@@ -2,7 +2,8 @@
 
 A thread of each rank checks how long the rank has waited at a collective. A rank that waits too long reports its wait
 to one rank, the reporter: rank 0, or the next rank that answers. The reporter asks all ranks where they are, and prints
-the late ranks. It ends the job if no late rank has an excuse (`excuse_wait`), such as saving a file.
+the late ranks, which do not wait at this collective or a later one. It ends the job if no late rank has an excuse
+(`excuse_wait`), such as saving a file.
 
 The threads have their own communicator. So a rank answers whatever its script does, unless its process is stopped or
 its host is lost. A message is a tuple: its kind, the rank that sends it, and its content:
@@ -148,7 +149,11 @@ class _Watch:
         self.stalled: _Stall | None = None  # of the reporter: the latest reported collective; None: no rank waits
 
     def _watch_until_lost(self) -> None:
-        """What the thread does: watch the ranks until `ended`; after a loss, until the communicators are revoked."""
+        """What the thread does: watch the ranks until `ended`.
+
+        In an elastic run, after a loss, it watches the other ranks until one of them revokes the communicators, which
+        gives every waiting rank an error.
+        """
         from mpi4py import MPI
 
         while not self.ended.is_set():

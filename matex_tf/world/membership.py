@@ -64,5 +64,8 @@ def set_retry(attempt: Callable[[str, Callable[[], Any], Callable[[], None] | No
 
 
 def attempt_collectives(what: str, work: Callable[[], Any], undo: Callable[[], None] | None = None) -> Any:
-    """Call `work`, which consists of collectives; returns its result. An elastic run repeats it after a loss."""
+    """Call `work`, which consists of collectives; returns its result.
+
+    An elastic run repeats it after a loss. `undo`, if given, then restores the state before `work`.
+    """
     return work() if _retry is None else _retry(what, work, undo)

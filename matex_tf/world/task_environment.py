@@ -75,7 +75,7 @@ def make_job_name(environment: Mapping[str, str]) -> str:
 
 
 def keep_children_out() -> None:
-    """Keep child processes out of the job: a child that joined it would crash it."""
+    """Remove the launcher's variables from this process's environment: a child that joined the job would crash it."""
     names = (*launcher_variables.FUNCTIONS, "MATEX_PROOF", "MATEX_STATE")
     launcher_variables.remove_variables(lambda name: name.startswith(_PREFIXES) or name in names)
 
@@ -85,7 +85,8 @@ def remove_task_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
     In a Slurm step, the result describes the complete allocation again, instead of the nodes and tasks of the step.
     """
-    environment = dict(environment)  # a rank's own environment reports reads of removed variables
+    # A copy, because a rank's `os.environ` reports reads of removed variables (`launcher_variables`).
+    environment = dict(environment)
     remaining = {
         name: value
         for name, value in environment.items()
@@ -121,7 +122,7 @@ def get_launchers() -> frozenset[int]:
 
 
 def find_launchers(process: int, job: str) -> frozenset[int]:
-    """`process` and its ancestors, up to and including the first that is not of the `job`; `process` alone for "".
+    """`process` and its ancestors, up to and including the first that is not of the `job`. For job "", only `process`.
 
     A shell that mpirun has started has the job's name in its environment; mpirun or its daemon has not.
     """

@@ -84,7 +84,7 @@ def redirect_output(log: int | None, stores: bool) -> None:
             os.dup2(null, stream)
         if stores and (log is None or stream == _OUTPUT):
             file = os.dup(stream)
-            # The next text is to follow the end of the file after text was dropped, too.
+            # After stored text was dropped and the file truncated, the next text follows the new end of the file.
             fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) | os.O_APPEND)
             _texts[stream] = _Text(file, begin=os.fstat(file).st_size, is_log=log is not None)
     os.close(null)

@@ -216,6 +216,7 @@ def _make_world(MPI: Any, communicator: Any, life: Any) -> World:
     """Make the world of the ranks of `communicator`. Collective. `life`: see `World.life`."""
     node = communicator.Split_type(MPI.COMM_TYPE_SHARED)  # the ranks that share memory
     rank, host, chosen = communicator.Get_rank(), socket.gethostname(), settings.get_settings()
+    # In tests, so many consecutive ranks count as a node.
     ranks_per_node, lowest_rank = chosen.ranks_per_node, node.bcast(rank)
     node_number = rank - rank % ranks_per_node if ranks_per_node else lowest_rank
     world = World(

@@ -154,7 +154,7 @@ def measure_real(
         NotMeasured: as `measure_copies`.
     """
     # In MATEX_PLAN RANKS is 0: real ranks are measured. Rank R then stores copy-R.npz, and the file of rank 0 is read.
-    environment = _make_environment(f"0:{steps}:0:1", folder, scaling, limits, "auto", is_here)
+    environment = _make_environment(f"0:{steps}:0:1", folder, scaling, limits, overlap="auto", is_here=is_here)
     with _start_copy(script, 0, folder, environment, launch) as process:
         _await_ends([process], folder / "copy-0.npz")  # then the end of the context ends ranks that still run
     notes, real_steps, _ = read_copy(folder, 0, process.returncode, 0, steps)

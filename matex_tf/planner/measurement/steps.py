@@ -135,7 +135,15 @@ def _find_ends_of_calls(borders: np.ndarray, call_ends: Sequence[int]) -> np.nda
 def _read_step(
     events: np.ndarray, kinds: np.ndarray, labels: Sequence[str], begin: int, end: int, sum_ends: np.ndarray
 ) -> _Step:
-    """The step from `begin` to `end` nanoseconds. `sum_ends`: the ends of updates of any model since the begin."""
+    """The step from `begin` to `end` nanoseconds, from events of these kinds:
+
+        entry            a gradient of an update
+        ready            the gradient is ready; recorded for overlapped updates only
+        rows             the rows of the global batch
+        a collective     one of `_OTHERS`; the barrier `UPDATE_END` ends the optimizer's work
+
+    sum_ends: the ends of updates of any model since the begin.
+    """
     ready_times = defaultdict(list)  # by name of the gradient
     entries, other_collectives, rows, update = [], [], 0, 0.0
     for event, kind in sorted(zip(events.tolist(), kinds), key=lambda pair: pair[0][0]):

@@ -2,8 +2,8 @@
 
 In each step a worker pulls the parameters of the first batch of layers, and computes it while it pulls the next batch.
 After the backward pass it pushes all gradients. Asynchronous workers then begin their next step; synchronous workers
-first wait for all pushes. All servers together are one processor-sharing station (`events.Station`): their loads are
-even.
+first wait for all pushes. All servers together are one station, whose capacity the current transfers share evenly
+(`events.Station`): the loads of the servers are assumed to be equal.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def simulate_servers(
         capacity: the number of workers that the servers can serve at full speed: servers * BW_ps / BW_w, the bandwidth
             of a server over that of a worker.
         synchronous: each step begins when the pushes of all workers are complete.
-        disturbance: of the workers' computation.
+        disturbance: the factors of the workers' computation, random or constant; None: 1.
     """
     workers = arguments.check_whole_number("simulate", "workers", workers)
     steps = arguments.check_whole_number("simulate", "steps", steps, least=2)

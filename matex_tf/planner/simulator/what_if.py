@@ -107,7 +107,7 @@ def _require(condition: bool) -> None:
 
 
 def _make_choice_parser(choices: Sequence[str]) -> Callable[[str], str]:
-    return lambda value: choices[choices.index(value)]
+    return lambda value: choices[choices.index(value)]  # `index` raises ValueError for another value
 
 
 def _parse_count(value: str) -> int:

@@ -26,7 +26,7 @@ from matex_tf.world import world
 _known_hosts: list[Hosts] = []  # one entry, after `note_hosts`
 _chosen_count: list[int] = []  # one entry after the cost model has chosen: the number of owners
 _balances: dict[Any, partition.Balance] = {}  # by owners and dtype: what the owners have of the variables cut so far
-_CUTS = "cuts"  # in tags of variables
+_CUTS = "cuts"  # the results of `cut_variable` are tags of the variables (`tags`), under this name
 _why_whole = ""  # with `auto`: why variables are no longer held in pieces; "" if they may be
 
 
@@ -141,7 +141,10 @@ def list_owners() -> list[int]:
 
 
 def cut_variable(variable: Any) -> tuple[int, ...]:
-    """The offsets at which each rank's piece of a variable begins, and the end of the last piece, in elements."""
+    """The offsets at which each rank's piece of a variable begins, and the end of the last piece, in elements.
+
+    Example: if ranks 0 and 2 of 3 own the halves of 64 elements, these are 0, 32, 32, 64.
+    """
     owning = list_owners()
     key = _CUTS, tuple(owning), world.get_world().size
 

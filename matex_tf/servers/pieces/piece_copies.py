@@ -6,6 +6,9 @@ step (`keep_sent`). After a loss, `restore_lost` assembles complete variables fr
 the remaining ranks. `slots` and `resilience.elastic` call these functions.
 
 Ranks are renumbered after a loss. An origin is the number of a rank when the run began.
+
+A variable here is a `steps.piece_variables.PieceVariable`: `number` names it on all ranks, `cuts` are the entries at
+which the ranks' pieces begin, and the end, `of()` is the weight whose entries match its entries.
 """
 
 from __future__ import annotations
@@ -84,6 +87,7 @@ def restore_lost() -> Callable[[], None]:
     }
     gathered = objects.allgather(known, "which pieces of an optimizer are left")
     values: dict[int, np.ndarray] = {}
+    # Variables that all remaining ranks have created:
     for number in sorted(set(gathered[0]).intersection(*gathered)):
         # If a rank was lost while ranks made a variable whole, it is whole on some of them. All still have its pieces.
         if any(of_rank[number][0] for of_rank in gathered):
@@ -158,7 +162,7 @@ def _assemble(variable: Any, copied_origins: Sequence[Sequence[int]]) -> np.ndar
 
     `copied_origins`: `_list_copied_origins` of each rank.
     """
-    here, origins = world.get_world().rank, membership.list_origins()
+    own_rank, origins = world.get_world().rank, membership.list_origins()
     whole = np.empty(variable.shape.num_elements() * variable.dtype.size, np.uint8)
     for index, origin in enumerate(_cut_for):
         start, size = variable.cuts[index] * variable.dtype.size, _count_bytes(variable, index)
@@ -174,8 +178,8 @@ def _assemble(variable: Any, copied_origins: Sequence[Sequence[int]]) -> np.ndar
                 "it was changed outside of a step, or the rank with the copy is lost, too"
             )
         data = None
-        if here == sources[0]:
-            data = _copy_piece(variable) if origin == origins[here] else _kept[variable.number].copies[origin]
+        if own_rank == sources[0]:
+            data = _copy_piece(variable) if origin == origins[own_rank] else _kept[variable.number].copies[origin]
         for part in _split(whole[start : start + size]):
             offset = part.ctypes.data - whole.ctypes.data - start  # of this part within the piece
             sent = None if data is None else data[offset : offset + len(part)]

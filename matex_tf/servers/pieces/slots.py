@@ -43,6 +43,7 @@ class Slot(NamedTuple):
 
 def find_slot(variable: Any) -> Slot | None:
     """The weight and the optimizer of a slot; None if the variable is no slot, or if one of the two was deleted."""
+    # The tag of a slot is a pair of weak references, which are called. Without a tag, two functions return None.
     weight, optimizer = (get_target() for get_target in tags.get_tag(variable, _SLOT, (lambda: None, lambda: None)))
     return None if weight is None or optimizer is None else Slot(weight, optimizer)
 
@@ -160,7 +161,8 @@ def _create_slot(optimizer: Any, weight: Any, create: Callable[..., Any], **opti
     # Whole: in a thread of the script, which ranks do not run together; for a weight whose shape is not known.
     if threading.current_thread() is not threading.main_thread() or not weight.shape.is_fully_defined():
         return create(**options)
-    # Whole: with `auto`, where pieces would not be faster.
+    # Whole: with `auto`, where pieces would not be faster: small weights, and weights to which a rank cannot write its
+    # piece in place (`publishing`).
     is_small = weight.shape.num_elements() * weight.dtype.size < _LEAST_BYTES
     if owners.is_left_open() and (is_small or not publishing.can_publish(weight.handle, weight.dtype)):
         return create(**options)

@@ -39,7 +39,7 @@ class _UpdateBytes:
 
 _NO_FUNCTION = "no tf.function updates its weights by an optimizer of Keras, as with tf.compat.v1"
 _noted: weakref.WeakKeyDictionary[Any, _UpdateBytes] = weakref.WeakKeyDictionary()  # by optimizer
-_obstacles: dict[str, str] = {}  # by strategy
+_obstacles: dict[str, str] = {}  # the reason against each strategy
 
 
 def are_measured() -> bool:
@@ -70,12 +70,12 @@ def start_noting() -> None:
 
 
 def note_step(plan: Any) -> None:
-    """Record which parts of the updates in a planned step could be sharded."""
-    if not plan.trained:
+    """Record which parts of the updates in a planned step could be sharded. plan: a `steps.plan.StepPlan`."""
+    if not plan.trained:  # the step changes no weights
         return
     found = [(variable, slots.find_slot(variable)) for variable in plan.traced.graph.variables]
     step_slots = [(variable, slot) for variable, slot in found if slot is not None]
-    # If no slot is sharded now: the slots that could be.
+    # The slots that the step takes in pieces. If there are none: the slots that it could take in pieces.
     program, sharded, why_not = plan.program, plan.pieces.list_variables(), plan.why_whole
     if not sharded:
         program, sharded, why_not = _place_slots(plan, [variable for variable, _ in step_slots])
@@ -98,7 +98,7 @@ def note_step(plan: Any) -> None:
 def _note_eager(optimizer: Any) -> None:
     """An optimizer that updates in eager code keeps complete slots, which exist after its first update."""
     if (known := _noted.get(optimizer)) is not None and known.why_not == slots.EAGER and known.whole:
-        return
+        return  # an earlier call has recorded this
     variables = getattr(optimizer, "variables", [])  # a method in Keras 2
     inner = map(find_tf_variable, variables() if callable(variables) else variables)
     whole_bytes = measure_bytes(slots.list_slots(inner, optimizer))
@@ -127,11 +127,12 @@ def _place_slots(plan: Any, step_slots: list[Any]) -> tuple[Program | None, list
     """
     why_not = plan.why_whole
     by_handle = {id(variable.handle): variable for variable in step_slots}
-    outer = [handle for handle, _ in plan.traced.graph.captures]
+    outer = [handle for handle, _ in plan.traced.graph.captures]  # the captured tensors, in their order
     while by_handle and plan.program is not None:
         sizes = [by_handle[id(handle)].shape.num_elements() if id(handle) in by_handle else None for handle in outer]
         captured = [WHOLE if size is None else make_piece_handle((0, size), index) for index, size in enumerate(sizes)]
         try:
+            # The inputs of the graph are its arguments, then the captured tensors.
             placements = [value.placement for value in plan.program.inputs]
             placements[plan.argument_count : plan.argument_count + len(outer)] = captured
             program = read_program(plan.graph, placements, takes_batches=plan.source is None)
