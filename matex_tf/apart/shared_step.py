@@ -47,7 +47,7 @@ class SharedStep:
         sharable = list({id(variable): variable for variable in [*weights, *optimizer]}.values())
         sharable_ids = set(map(id, sharable))
         private = [variable for variable in _find_inner(model.variables) if id(variable) not in sharable_ids]
-        states = [variable for variable in weights if id(variable) not in trained]
+        states = [variable for variable in weights if id(variable) not in trained]  # such as moving averages
         try:
             self.why_not = self._copy(additive.Additions(sharable, states), sharable, metrics, private)
         except Exception as error:  # of any op; the ranks then use allreduce

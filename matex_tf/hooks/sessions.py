@@ -21,6 +21,7 @@ _IF_HOOK_MISSING = "each rank computes all of each run of a session"
 @HOOKS.replace(_SESSION, "BaseSession.run", _IF_HOOK_MISSING)
 def _wrap_run(original: Any) -> Any:
     def run(self, fetches, feed_dict=None, options=None, run_metadata=None):
+        # Look for shards here: before `_do_run`, TensorFlow converts the arrays to plain ones.
         feeds = feed_dict.values() if isinstance(feed_dict, Mapping) else ()
         are_shares = any(isinstance(array, np.ndarray) and shard_arrays.is_shard(array) for array in feeds)
         with session_runs.feeds_shares.set(are_shares):

@@ -35,7 +35,7 @@ _BATCHES_AHEAD = 2
 
 
 class Source:
-    """A dataset whose batches ranks make in slices; a `batches.Dealer`.
+    """A dataset whose batches ranks make in slices; a `batches.Dealer`, which steps ask for rows of these batches.
 
     dataset: the script's dataset. spec: the spec of its elements.
     batches: the tickets of its batches, and the work on them.

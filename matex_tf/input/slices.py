@@ -90,6 +90,8 @@ class Batch:
         row_counts = {
             tensor.shape.as_list()[0] for tensor, is_rows in zip(self._rows, source.batches.are_rows) if is_rows
         }
+        # For an uneven batch, `deal_rows` makes all rows. `total` is the number of rows of the first component, so a
+        # larger `count` shows that another component is longer.
         self.is_even = len(row_counts) == 1 and count <= self.total
 
     def take_slice(self, ratios: Any = None) -> list[Any]:

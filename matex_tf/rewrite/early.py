@@ -62,11 +62,13 @@ def list_waits(nodes: Sequence[Node], sums: Container[int]) -> dict[int, list[No
         count = max((counts.get(id(each), 0) for each in _list_needed(node)), default=0)
         makes_sum = any(id(value) in sums for value in node.outputs)
         if (node.has_rows or makes_sum) and count < limit:
+            # A wait for the last maker includes a wait for the first `counts[id(last)]` makers, which run before it.
             last = makers[limit - 1]
             waits[id(node)] = [*makers[max(count, counts[id(last)]) : limit - 1], last]
             count = limit
         if makes_sum:
-            count += count == len(makers)
+            if count == len(makers):  # all makers before this node have run, so that it is the next of the first ones
+                count += 1
             makers.append(node)
         counts[id(node)] = count
         limits.pop(id(node), None)

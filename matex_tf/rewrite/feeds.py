@@ -49,7 +49,8 @@ class FeedRefusedError(Exception):
 
 @dataclasses.dataclass(eq=False, repr=False)
 class SharedFeed:
-    """The feed of data that give all ranks the same batches. In the copy, iterators return *elements* instead.
+    """The feed of data that give all ranks the same batches. In the copy, iterators return *elements* instead of
+    batches: tensors from which `make_rows` makes the rank's rows of the batch (`steps.shared_feeds`).
 
     specs: the dtypes and shapes of the flat tensors of an element.
     are_rows: which of the flat tensors of a batch have rows.

@@ -60,8 +60,9 @@ def schedule(
     """Set the level of each node, and list the exchanges of each wave.
 
     needs: the placements that the outputs are brought to.
-    publishing: the ids of nodes that a publication (`bodies`) replaces. It runs in the wave before the node's level, so
-        the node's level is at least one after the levels of its controls.
+    publishing: the ids of nodes that a publication replaces: it assigns a rank's piece of a variable and sends it to
+        all ranks (`bodies`). It runs in the wave before the node's level, so the node's level is at least one after the
+        levels of its controls.
     is_early: whether a node runs as early as it can; else it runs as late as it can.
     is_early_sum: whether the sum of a value runs as early as it can (see `_group_early`).
     """

@@ -33,7 +33,8 @@ def order_collectives(graph: Any, needed: Sequence[Any]) -> tuple[list[Any], lis
     run. Both are empty if there is only one turn.
     """
     found = [(op, turn, branch) for op in needed for turn, branch in _find_turns(graph, op)]
-    # A turn that comes from several places would be taken in the first of them.
+    # Leave out collectives in loops. Also leave out a collective in a function that several ops call: its turn, a
+    # single number, would be complete after the first call.
     callers = collections.Counter(turn for op in needed for turn in _list_all_turns(graph, op))
     found = [
         (op, turn, branch)
@@ -53,6 +54,8 @@ def order_collectives(graph: Any, needed: Sequence[Any]) -> tuple[list[Any], lis
                 branches.append((op.inputs[0], branch, op._get_control_flow_context()))
             for predicate, taken, context in branches:
                 with _enter_context(graph, context):
+                    # `Switch` gives one of its two outputs, by the value of the predicate. The op that completes the
+                    # turn takes the output of the other branch, so it runs only if the other branch is taken.
                     outputs = tf.raw_ops.Switch(data=predicate, pred=predicate)
                     passes.append(ops.pass_turn(outputs.output_false if taken else outputs.output_true, turn))
         together = [tf.group(*passes)] if passes else []

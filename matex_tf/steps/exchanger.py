@@ -178,7 +178,9 @@ class RankExchanger:
     def _gather_one(self, requests: Sequence[Request], batch_slice: Slice) -> list[Any]:
         tensor = requests[0].tensor
         whole = self._gather(tensor, batch_slice.contributes)
-        if world.get_world().is_phantom:  # one copy of this rank's rows for each rank; the batch may have fewer rows
+        # In `matex plan` the other ranks do not exist (`is_phantom`). The gathered rows are then a copy of this rank's
+        # rows for each rank, and the batch may have fewer rows.
+        if world.get_world().is_phantom:
             whole = whole[: tf.shape(tensor, tf.int64)[0] * batch_slice.total // batch_slice.count]
         return [whole]
 

@@ -53,7 +53,7 @@ def _select_readable(variables: Iterable[Any]) -> list[Any]:
     for variable in variables:
         inner = find_tf_variable(variable)
         is_variable = hasattr(inner, "assign") and hasattr(inner, "dtype")
-        is_in_pieces = getattr(inner, "is_in_pieces", bool)()  # `bool()`, which is false: no `PieceVariable`
+        is_in_pieces = hasattr(inner, "is_in_pieces") and inner.is_in_pieces()  # only a `PieceVariable` has the method
         if is_variable and id(inner) not in seen and not is_in_pieces:
             seen.add(id(inner))
             found.append(variable)

@@ -132,10 +132,14 @@ def _is_cheaper_gathered(node: Node) -> bool:
 
 
 def _add_entries(node: Node, data: Placement, indices: Placement) -> Decision:
-    """Decide on an op that adds up entries with equal indices. A rank adds up its own entries, to a partial sum."""
+    """Decide on an op that adds up entries with equal indices. A rank adds up its own entries, to a partial sum.
+
+    data, indices: the placements of the entries and of their indices.
+    """
     if _is_cheaper_gathered(node):
         return node.decide_whole()
     placement = indices if indices.is_sharded else data
+    # Rows that a mask selects cannot be cut from a whole tensor: a rank knows the selection of its own rows only.
     require(placement.rows.chosen is None or data.has_layout(indices))
     placement = shard(*placement.layout)
     return node.decide([placement, placement], SUM)
@@ -147,6 +151,7 @@ def add_segments(node: Node) -> Decision:
     data, indices = node.get_placement(0), node.get_placement(1)
     if indices.is_sharded or (data.is_sharded and data.axis < node.count_axes(1)):
         return _add_entries(node, data, indices)
+    # The rows are along an axis that the indices do not have. It stays; one axis replaces the axes of the indices.
     data = node.require_rows()
     return node.decide([None], shard(data.axis - node.count_axes(1) + 1, data.rows))
 

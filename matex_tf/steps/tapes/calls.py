@@ -129,6 +129,7 @@ class _Call:
                 whole_code.note_reason(tapes, f"the calls of '{self.name}' {ONE_ROW}")
             return None
         kinds = find_kinds(self.owner)
+        # The names of the tensors that Keras has attached to each argument, such as a mask.
         attached = tuple(tuple(list_attached(leaf)) for leaf in arguments.leaves)
         key = len(tapes), attached, arguments.make_key()
         if not arguments.has_lasting_key:
