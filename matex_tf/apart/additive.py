@@ -95,7 +95,7 @@ class Additions:
             found = affine.find_sum(values[0], handle)
             if found.more is values[0]:  # the added value does not contain the variable as a term
                 self._assign_sum(variable, handle, affine.Sum(1, values[0]), sign=_SIGNS[kind])
-            else:
+            else:  # the new value is the old one, `Sum(1, None)`, plus or minus the added one
                 self._assign_sum(variable, handle, affine.Sum(1, None).add_sum(found, _SIGNS[kind]))
         elif kind in _SIGNS:
             self._create_addition("matex_add_rows", handle, indices=values[0], values=values[1], sign=_SIGNS[kind])

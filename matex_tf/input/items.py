@@ -115,7 +115,7 @@ class State:
         self._source = source
         walk = _Walk(source)
         for generator in _list_global(source):
-            walk.visit(generator)
+            walk.visit(generator)  # so that `walk.generators` has it, too
         self._values = dict(vars(source))
         self._hashes = {name: walk.visit(value) for name, value in list(vars(source).items())}
         self._generators = list(walk.generators.values())

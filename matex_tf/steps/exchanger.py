@@ -37,8 +37,8 @@ class RankExchanger:
     checked: a gradient that is not finite is an error.
 
     The number of rows of the batch travels with the sums, so ranks whose batches have different numbers raise an error.
-    The last sums with gradients of a step count, and are recorded, as one update. If updates are overlapped, gradients
-    that travel in earlier waves are parts of that update.
+    The last sums with gradients of a step count, and are recorded, as one update. If updates are overlapped, so that
+    gradients travel while the step computes others (`overlap`), gradients of earlier waves are parts of that update.
     """
 
     def __init__(self, place: str, is_ordered: bool = True, checked: bool = False):
@@ -91,7 +91,7 @@ class RankExchanger:
         # Indices of floating-point sums:
         early = list[int]()  # of gradients for which the wave need not wait: a part of an overlapped update
         checked = list[int]()  # of gradients that are checked for finite values
-        inline = list[int]()  # of the last wave, that cannot be overlapped: in `sums` they would hinder the others
+        inline = list[int]()  # of the last wave, that cannot be overlapped: nor could a message that has one of them
         sums = list[int]()  # the others
         # Indices of other requests, each with a message of its own; and of `owned` requests, by kind and dtype:
         others = list[int]()

@@ -58,7 +58,7 @@ def add_to(graph: Any) -> Iterator[None]:
 def use_v2_behavior() -> Iterator[None]:
     """Within the context TF2 shapes (sizes are ints) and TF2 control flow (branches are functions) are on.
 
-    Collectives in functions run in order, and no rank waits for a collective of a branch that is not taken.
+    The reason: collectives in functions run in order, and no rank waits for a collective of a branch that is not taken.
     """
     v1 = tf.compat.v1
     had_shapes, had_control_flow = isinstance(tf.TensorShape([1])[0], int), v1.control_flow_v2_enabled()

@@ -52,8 +52,9 @@ def put(node: Node) -> Decision:
     if any(rows.chosen is not None for rows in all_rows):
         item = WHOLE  # the masks of different turns select different rows
     item = item._replace(index_rows=None, is_zero=False)
-    # A whole item for a list of rows is sliced. Any other item is brought to the placement of the old
-    # items, or is whole as they are.
+    # The first item of a list gives the list its placement. Of a later item there are two cases:
+    # - A whole item for a list of rows, with as many entries as the ranks have together: it is sliced.
+    # - Any other item: it can be brought to the placement of the old items, or both are whole. Else no rule applies.
     if old_item is not None and item.is_replicated and node.has_length(item_input, old_item):
         item = old_item
     elif old_item is not None:
