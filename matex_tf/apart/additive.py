@@ -118,7 +118,7 @@ class Additions:
         is_added = isinstance(new.keep, int) and new.keep == 1  # old value + more
         is_replaced = isinstance(new.keep, int) and new.keep == 0  # more alone
         # A state must be added to or be a moving average, `keep * old + more`, where neither factor nor term depends on
-        # the old value. Any other new value of one rank would replace those of the others.
+        # the old value. Any other new value of one rank would overwrite the values of other ranks.
         is_dependent = affine.is_dependent(new.keep, handle) or affine.is_dependent(more, handle)
         if (is_dependent or is_replaced) and id(variable) in self._states:
             name = find_name(variable).partition(":")[0]

@@ -52,7 +52,7 @@ class SharedStep:
             self.why_not = self._copy(additive.Additions(sharable, states), sharable, metrics, private)
         except Exception as error:  # of any op; the ranks then use allreduce
             self.why_not = f"its copy cannot be made ({type(error).__name__}: {error})"
-        # Of the metrics' and the private variables, those that the copy changes.
+        # The metrics' variables, and the private variables, that the copy changes.
         self.sums, changed = self._list_changed(metrics), self._list_changed(private)
         if self._function is not None:
             self.counters = additive.find_amounts(self._function.graph, changed)

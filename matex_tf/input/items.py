@@ -124,7 +124,7 @@ class State:
 
     def is_drawn_from(self) -> bool:
         """Whether random numbers have been drawn since the record was made."""
-        states = list(map(_read_state, self._generators))
+        states = list(map(_read_state, self._generators))  # compared as bytes, because states may contain arrays
         return pickle.dumps(states) != pickle.dumps(self._states) or seeding.count_spawned() != self._spawned
 
     def can_be_restored(self) -> bool:

@@ -61,7 +61,7 @@ class SentItem:
     def _exchange(self, send: Callable[[list[Any] | None], list[Any]]) -> list[Any]:
         """The flat tensors with the rows that this rank receives. Collective.
 
-        send: sends the arrays of the item, which only the maker has, and returns those of this rank.
+        send: sends the arrays of the item, which only the maker has, and returns the arrays that this rank receives.
         """
         self._replace_lost_maker()
         with objects.start_exchange(_ROWS, f"sending from {self._maker}"):

@@ -47,6 +47,10 @@ def take_whole(shared: SharedBatches) -> Any:
 
 
 def _take(batch: Batch, choice: Choice) -> list[Any]:
+    """The flat tensors of a batch, made in the way whose turn it is, or in the chosen way.
+
+    If the components of the batch have different numbers of rows (not `is_even`), each rank makes it whole.
+    """
     if choice.is_open and batch.is_even:
         return _take_timed(batch, choice)
     if choice.is_gathered and batch.is_even:

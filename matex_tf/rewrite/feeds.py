@@ -126,8 +126,8 @@ class SharedFeed:
 
         An element has one number for each dataset of numbers, and between them the tensors of this feed's element.
         """
-        others = [value for value in node.inputs if value.placement.feed is None]
-        types = list(map(_find_type_of_range, others))
+        ranges = [value for value in node.inputs if value.placement.feed is None]
+        types = list(map(_find_type_of_range, ranges))
         if None in types:
             why = f"{node.type} '{node.op.name}' takes another dataset, too, in which ranks may find different elements"
             raise FeedRefusedError(self.origin, why)
@@ -142,7 +142,7 @@ class SharedFeed:
             return [*element[:start], *tensors, *element[end:]], batch_slice
 
         specs = [*numbers[:start], *self.specs, *numbers[start:]]
-        are_rows = [*[False] * start, *self.are_rows, *[False] * (len(others) - start)]
+        are_rows = [*[False] * start, *self.are_rows, *[False] * (len(ranges) - start)]
         return SharedFeed(specs, are_rows, self.communicates, make_rows, self.origin)
 
     def _create(self, node: Node, *inputs: Any) -> list[Any]:

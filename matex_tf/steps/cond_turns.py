@@ -26,7 +26,7 @@ def order_collectives(graph: Any, needed: Sequence[Any]) -> tuple[list[Any], lis
     """Finds the collectives of a run, and adds an op that completes the turns in branches that are not taken.
 
     A collective has no turn here if it may run any number of times: in a loop, in a branch within a called function, in
-    a `tf.switch_case`, or in a function that several ops call. Nothing orders it among the others.
+    a `tf.switch_case`, or in a function that several ops call. Nothing orders it among the other collectives.
 
     needed: the ops of the run in the order of their creation.
     Returns a list of the op, empty if no collective is in a branch; and the turns in the order in which they are to
@@ -43,7 +43,7 @@ def order_collectives(graph: Any, needed: Sequence[Any]) -> tuple[list[Any], lis
     ]
     if len(found) < 2:
         return [], []
-    passes = []
+    passes = []  # the ops that complete turns of branches that are not taken
     finalized = graph.finalized
     graph._unsafe_unfinalize()
     with graph.as_default(), tf.control_dependencies(None):

@@ -91,16 +91,16 @@ class RankExchanger:
         # Indices of floating-point sums:
         early = list[int]()  # of gradients for which the wave need not wait: a part of an overlapped update
         checked = list[int]()  # of gradients that are checked for finite values
-        inline = list[int]()  # of the last wave, that cannot be overlapped: nor could a message that has one of them
-        sums = list[int]()  # the others
+        inline = list[int]()  # of the last wave, that cannot be overlapped: with one of them in it, no message is
+        sums = list[int]()  # all other sums
         # Indices of other requests, each with a message of its own; and of `owned` requests, by kind and dtype:
-        others = list[int]()
+        single = list[int]()
         owned: dict[tuple[str, str], list[int]] = {}
         for index, request in enumerate(requests):
             if request.owned:
                 owned.setdefault((request.kind, request.tensor.dtype.name), []).append(index)
             elif request.kind != "sum" or request.tensor.dtype.name not in _SUMMED:
-                others.append(index)
+                single.append(index)
             elif labels[index] is not None and can_wait[index] and not is_last and self._is_overlapped(request):
                 early.append(index)
             elif self.checked and labels[index] is not None:
@@ -124,7 +124,7 @@ class RankExchanger:
             yield add_up(sums, checked=False, is_update=is_update)
         if inline:
             yield add_up(inline, checked=False, is_update=False)
-        for index in others:
+        for index in single:
             yield [index], self._gather_one if requests[index].kind == "gather" else self._reduce_one
         for (kind, _), indexes in owned.items():
             yield indexes, self._gather_pieces if kind == "gather" else self._reduce_numbers

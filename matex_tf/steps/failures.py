@@ -78,7 +78,7 @@ class fail_together:
         rank, code, message = min(failed, key=lambda failure: failure[1] == tf.errors.FAILED_PRECONDITION)
         first_kind = tf.compat.v1.errors.exception_type_from_error_code(code)
         host = world.get_world().hosts[rank]
-        # `from None`: the text repeats that of the error, and the frames of `error` are inside of TensorFlow.
+        # `from None`: the new text has the text of `error`, and the frames of `error` are inside of TensorFlow.
         raise first_kind(None, None, f"rank {rank} ({host}) failed in {self.place}: {message}") from None
 
 

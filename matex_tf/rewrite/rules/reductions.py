@@ -94,12 +94,12 @@ def take_extreme(node: Node) -> Decision:
     A rank without rows computes a row of another rank, which does not change the maximum or minimum. No collective
     combines products (`multiply`), or maxima and minima of other dtypes.
     """
-    given = _keep_rows(node)
-    if given is None:  # the rows are reduced
+    result = _keep_rows(node)
+    if result is None:  # the rows are reduced
         require(node.type in _REDUCTIONS and node.inputs[0].dtype.name in _COMPARABLE)
         require(node.get_placement(0).rows.chosen is None)  # a rank may have no selected rows
-        given = Placement(PARTIAL, reduction=_REDUCTIONS[node.type])
-    return node.decide([None], given, shapes=[_find_shape(node)])
+        result = Placement(PARTIAL, reduction=_REDUCTIONS[node.type])
+    return node.decide([None], result, shapes=[_find_shape(node)])
 
 
 @register_rule("EuclideanNorm")

@@ -96,7 +96,7 @@ def decide_without_rule(node: Node) -> Decision:
 
 def keep_sum(node: Node, linear: int | slice = 0) -> Decision:
     """For an op that is linear in these inputs: partial sums give a partial sum, and zeros give zeros."""
-    if all(value.placement is WHOLE for value in node.inputs):
+    if all(value.placement is WHOLE for value in node.inputs):  # a shortcut for the usual case
         return node.decide_whole()
     indexes = _select(node, linear)
     terms = [node.get_placement(index) for index in indexes]
