@@ -87,6 +87,7 @@ class Split:
         self.inputs, inner = graph.inputs[:count], graph.inputs[count:]  # inner: stand for `captured` in the graph
         input_ids, inner_ids = set(map(id, graph.inputs)), set(map(id, inner))
         ordered = _list_ordered(graph)
+        # Without identity ops at the end, so that `passed` finds the results that equal an input.
         outputs = [_find_origin(tensor) for tensor in graph.outputs]
 
         # The front: the ordered ops with all that they need. The back: all other ops that results or effects need.

@@ -65,8 +65,9 @@ def order_collectives(graph: Any, needed: Sequence[Any]) -> tuple[list[Any], lis
 
 
 def _find_turns(graph: Any, op: Any) -> list[tuple[int, bool | None]]:
-    """The turns of an op's collectives. With each: the value of the op's predicate with which it runs; None: it always
-    runs.
+    """(turn, branch) of each of an op's collectives.
+
+    branch: the value of the op's predicate with which the collective runs; None: it always runs.
     """
     if op.type in ops.OP_TYPES:
         return [(op.get_attr("turn"), None)]
@@ -92,8 +93,9 @@ def _list_all_turns(graph: Any, op: Any) -> list[int]:
 
 
 def _walk_function(graph: Any, name: str, always_runs: bool = True) -> Iterator[tuple[int, bool]]:
-    """The turns of the collectives of a function and of the functions that it calls. With each: whether each run of the
-    function runs it, so that it is in no branch or loop within the function.
+    """(turn, always_runs) of each collective of a function, also in functions that it calls.
+
+    always_runs: each run of the function runs the collective, which is in no branch or loop within the function.
     """
     definition = getattr(graph._get_function(name), "cached_definition", None)
     for node in definition.node_def if definition is not None else ():

@@ -76,6 +76,7 @@ def _keep_sizes(node: Node, index: int, item: Placement | None = None) -> Placem
     if node.get_placement(index).kind == SIZES:
         return None
     constant = node.inputs[index].constant
+    # The shape is needed as it is, unless it fixes the number of rows of the items.
     if item is None or not item.is_sharded or constant is None or constant.ndim == 0 or constant[item.axis] < 0:
         return WHOLE
     sizes = [Size(None, int(size)) for size in constant]
@@ -126,6 +127,7 @@ def find_item_shape(node: Node) -> Decision:
 
 @register_rule("OptionalFromValue")
 def wrap(node: Node) -> Decision:
+    """A single value keeps its placement in the optional. Several values, and sizes, are brought to whole tensors."""
     is_kept = len(node.inputs) == 1 and node.get_placement(0).kind != SIZES
     return node.decide([None], list_of(node.get_placement(0))) if is_kept else node.decide([], list_of(WHOLE))
 
