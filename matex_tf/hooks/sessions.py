@@ -1,4 +1,8 @@
-"""Sessions of `tf.compat.v1`: ranks share runs (`session_runs`), and a saved graph has the script's ops only."""
+"""Sessions of `tf.compat.v1`: ranks share runs (`session_runs`), and a saved graph has the script's ops only.
+
+TensorFlow's `Session.run` converts fetches and feeds, and calls `_do_run` with ops, tensors and arrays. If ranks
+share the run, the hook of `_do_run` fetches ops and tensors of a copy instead, which computes this rank's rows.
+"""
 
 from __future__ import annotations
 

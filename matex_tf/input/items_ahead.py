@@ -18,6 +18,7 @@ _worker = threading.local()  # `make`: makes the item of a number in a thread or
 
 
 def _begin(make: Callable[[int], Any]) -> None:
+    """Begin a thread or process of a pool: `_make_item` makes its items by `make`."""
     _worker.make = make
 
 

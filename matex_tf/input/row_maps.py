@@ -1,4 +1,10 @@
-"""Maps of rows, before `batch`, and records of files: what must run in order makes tickets, the rest becomes work."""
+"""Maps of rows, before `batch`, and records of files: what must run in order makes tickets, the rest becomes work.
+
+A *ticket* is a cheap stand-in for a row; every rank takes all tickets. The *work* makes a row from its ticket, and a
+rank does it for its own rows only (`deferred`). A map has two parts (`functions.Split`). The front, such as the draw of
+a random number, runs when a ticket is taken, and its results become a part of the ticket. The back, all other ops,
+becomes work.
+"""
 
 from __future__ import annotations
 

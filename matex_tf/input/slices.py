@@ -1,4 +1,9 @@
-"""Iterators of slices of batches (see `shared_batches`): `SharedBatches` takes from one, `Batch` is what it gives."""
+"""Iterators of slices of batches: `SharedBatches` takes from one, `Batch` is what it gives.
+
+With 2 ranks, the iterator of rank 0 makes rows 0-15 of each batch of 32 ahead (`shared_batches`). Its element also has
+the *ticket* of the batch, a stand-in from which a rank can make any rows. If a step needs other rows than were made,
+`Batch` makes them from the ticket.
+"""
 
 from __future__ import annotations
 

@@ -160,6 +160,7 @@ class Body:
         if paths.find_path(value, need) != paths.SAME:
             return self._convert(value, need)
         node = value.node
+        # A constant is added where it is used first.
         if node is not None and paths.is_constant(node) and node not in self.kept and self.kept.can_keep(node):
             self.kept.add(node, [], [])
         return value if value in self.kept else self._convert(value, need)

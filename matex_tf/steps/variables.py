@@ -1,4 +1,8 @@
-"""Compares variables between ranks. If a variable differs, all ranks get rank 0's value."""
+"""Compares variables between ranks. If a variable differs, all ranks get rank 0's value.
+
+Ranks first compare one hash of all values. If these hashes differ, they compare the variables one by one, and rank 0
+sends the values that differ. Variables that have been compared are recorded, so that later calls find the new ones.
+"""
 
 from __future__ import annotations
 
