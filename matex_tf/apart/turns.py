@@ -250,6 +250,7 @@ class Turns:
         self.is_within = True
 
     def _begin_turns(self, first: int, count: int) -> None:
+        """Check that all ranks have these batches, and move the shared variables to the store. Collective."""
         counts = objects.allgather((first, count), "the batches of an epoch of asynchronous training")
         if len(set(counts)) > 1:
             raise errors.MismatchError(f"the ranks have other batches in the same epoch, by first and number: {counts}")

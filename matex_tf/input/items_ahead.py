@@ -60,6 +60,7 @@ class ItemsAhead(Iterator[Any]):
             self._pool.close()  # its threads or processes end after the last item
 
     def _start_item(self, number: int) -> futures.Future[Any]:
+        """Start making an item in the pool. Returns its future, which has the converted item, or the error."""
         result, receive = futures.Future[Any](), self._receive
 
         def set_result(item: Any) -> None:

@@ -49,6 +49,8 @@ def prepare(copy: Any, value: Value, tensor: Any, piece: Placement | None = None
 
 
 def _prepare_rows(copy: Any, tensor: Any, axis: int, rows: Rows) -> Prepared:
+    """Gathers the rows of all ranks, block by block, and joins the blocks."""
+
     def finish(results: Sequence[Any]) -> Any:
         whole = join_blocks(results, axis)
         if tensor.shape.rank is not None:

@@ -69,6 +69,7 @@ class _Plans:
         return plan
 
     def _find_by_trace(self, function: Any, arguments: Arguments) -> StepPlan:
+        """The plan of a call by its trace, which is made now if TensorFlow has none. Collective if the plan is new."""
         args, kwargs = arguments.given
         for leaf in arguments.leaves:
             if isinstance(leaf, tf.data.Dataset) and own_data.is_own(leaf):

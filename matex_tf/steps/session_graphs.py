@@ -100,6 +100,7 @@ class SessionCopy(Copy):
         self.graph, self.starts = graph, dict[str, Any]()
 
     def create_op(self, node: Node, inputs: Sequence[Any], **changes: Any) -> list[Any]:
+        """Create the op of a node with other inputs; for a random op that `is_counted`, its stateless form."""
         op = node.op
         if not is_counted(op) or op.graph is not self.graph:
             return super().create_op(node, inputs, **changes)
