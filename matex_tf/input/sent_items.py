@@ -1,6 +1,7 @@
 """Sends an item of a `PyDataset` (`turns`): the rank that has made it, its maker, sends each rank the rows to train.
 
-For a step that ranks share, the maker sends each rank its slice. For eager code it sends all rows to all ranks.
+For a step that divides the item, the maker sends each rank its slice. Otherwise, for instance for eager code, it sends
+all rows to all ranks.
 """
 
 from __future__ import annotations
