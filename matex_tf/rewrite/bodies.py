@@ -231,8 +231,8 @@ class Body:
             results = self.copy.exchanger.exchange(
                 requests, self.copy.batch_slice, labels_of_requests, is_last, can_wait
             )
-        # The next collective waits for the results that are needed at once. In an ordered copy collectives run one
-        # after the other, so it is enough to wait for the last one.
+        # The next collective waits for the results that are needed at once. In an ordered copy collectives run in the
+        # order of their creation anyway, so one of these results is enough.
         needed_now = [result for result, waits in zip(results, can_wait, strict=True) if not waits]
         if needed_now:
             self.last = [needed_now[-1].op] if self.copy.is_ordered else [tf.group(*results)]

@@ -46,7 +46,7 @@ def find_path(value: Value, need: Placement | None) -> str:
 def uses_tensor(value: Value, need: Placement | None) -> bool:
     """Whether the value's own tensor is used, possibly after a conversion or a collective."""
     path = find_path(value, need)
-    # A conversion of such numbers begins with the numbers that follow from the slice, not with the value's tensor.
+    # A conversion of numbers that count rows begins with numbers that follow from the slice, not with the tensor.
     is_count_converted = path == CONVERTED and find_counts(value) is not None
     return path != COUNTED and not is_count_converted
 

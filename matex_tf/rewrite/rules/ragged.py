@@ -1,7 +1,7 @@
 """Rules for ragged rows: the words of texts, dense rows made of them, and sequences of labels.
 
-Entries of ragged rows come with the numbers of their rows, so their placement has `index_rows`. A rule converts these
-numbers between the script's tensor and a rank's: if rank 1 has texts 3 and 4, its text 0 is the script's text 3.
+Entries of ragged rows come with the numbers of their rows, a tensor whose placement has `index_rows`. A rule converts
+these numbers between the script's tensor and a rank's: if rank 1 has texts 3 and 4, its text 0 is the script's text 3.
 
 The functions `emit` create the ops of a rank. Their argument `copy` (`emit.Copy`) knows the rank's slice of the batch.
 """

@@ -166,7 +166,7 @@ def scatter(node: Node) -> Decision:
 
 @register_rule("Bincount DenseBincount")
 def count_numbers(node: Node) -> Decision:
-    """How often each number occurs, or the sum of its weights: in all rows, or (DenseBincount) in each row."""
+    """How often each number occurs, or the sum of its weights: in all rows, or (DenseBincount, matrix) in each row."""
     numbers = node.require_rows()
     require(numbers.rows.chosen is None)
     has_weights = node.read_shape(2)[:1] != [0]
