@@ -65,7 +65,7 @@ def order_collectives(graph: Any, needed: Sequence[Any]) -> tuple[list[Any], lis
 
 
 def _find_turns(graph: Any, op: Any) -> list[tuple[int, bool | None]]:
-    """(turn, branch) of each of an op's collectives.
+    """(turn, branch) of each of an op's collectives, without those in a branch or loop within a function.
 
     branch: the value of the op's predicate with which the collective runs; None: it always runs.
     """

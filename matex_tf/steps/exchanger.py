@@ -91,7 +91,7 @@ class RankExchanger:
         # Indices of floating-point sums:
         early = list[int]()  # of gradients for which the wave need not wait: a part of an overlapped update
         checked = list[int]()  # of gradients that are checked for finite values
-        inline = list[int]()  # of the last wave, that cannot be overlapped: with one of them in it, no message is
+        inline = list[int]()  # of the last wave, that cannot be overlapped: a message with one of them is not
         sums = list[int]()  # all other sums
         # Indices of other requests, each with a message of its own; and of `owned` requests, by kind and dtype:
         single = list[int]()

@@ -60,13 +60,12 @@ class fail_together:
         # Otherwise it is an error of this rank: announce it, which ends the collective in which the other ranks wait.
         is_of_other_rank = ops.count_completed(_FAILURE) != self.failures_before
         if not is_of_other_rank:
-            # If other ranks wait in a collective, the rendezvous fails, there and here. Here `error` is raised instead.
+            # If other ranks wait in a collective, the rendezvous fails, there and here. The errors are exchanged below.
             with contextlib.suppress(errors.MismatchError):
                 ops.rendezvous(_FAILURE, 0, f"{self.place}: {error.message}")
             if ops.read_failure():  # the other ranks are not within a step, so the sequence has ended
                 return
-        # Exchange the errors, and raise the first one on all ranks.
-        # None: this rank has no error of its own.
+        # Exchange the errors (None: this rank has no error of its own), and raise the first one on all ranks.
         mine = None if is_of_other_rank else (error.error_code, error.message)
         everyone = objects.allgather(mine, "which ranks failed in a step")
         variables.synchronize_variables(self.used, "comparing variables after an error in a step")

@@ -4,8 +4,8 @@ Their hooks call `call_function`. It finds the plan of the call, and makes one i
 the call by the plan, or every rank computes it whole. A function may have several plans: one for each trace, for
 example for batches of 64 rows and for the last batch of 16 rows.
 
-A *source* is an iterator or a dataset from which a function takes batches. It is *own* if its rows are on this rank
-only (`own_data`).
+An argument is a *source* if it is an iterator or a dataset, from which the function takes batches. It is *own* if its
+rows are on this rank only (`own_data`). The `source` of a plan is the op that takes the batch.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _interceptors: list[Callable[..., Any]] = []  # the innermost last
 def intercept_calls(interceptor: Callable[..., Any]) -> Iterator[None]:
     """Within the context, `interceptor(original, function, args, kwargs)` makes the calls of the main thread.
 
-    Asynchronous training uses it: there a call is a turn of one rank.
+    Asynchronous training uses it (`apart.async_fit`): there a call of Keras' train function is a turn of one rank.
     """
     _interceptors.append(interceptor)
     try:

@@ -4,8 +4,8 @@ With `MATEX_STRATEGY=sharded`, and in trials of `auto`, each rank stores a piece
 `PieceVariable` (`piece_variables`). The step of each plan uses them by `StepPieces`. Code that may read such a variable
 on one rank alone needs whole variables.
 
-The *cuts* of a variable are the numbers of the entries at which it is divided. They may be empty until ranks have
-chosen them. A variable that is *refused* stays whole for good.
+The *cuts* of a variable are the index of the first entry of each rank's piece, and the end of the last piece. They may
+be empty until ranks have chosen them. A variable that is *refused* stays whole for good.
 """
 
 from __future__ import annotations
