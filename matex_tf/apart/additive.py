@@ -95,7 +95,7 @@ class Additions:
             found = affine.find_sum(values[0], handle)
             if found.more is values[0]:  # the added value does not contain the variable as a term
                 self._assign_sum(variable, handle, affine.Sum(1, values[0]), sign=_SIGNS[kind])
-            else:
+            else:  # the new value is the old one, `Sum(1, None)`, plus or minus the added one
                 self._assign_sum(variable, handle, affine.Sum(1, None).add_sum(found, _SIGNS[kind]))
         elif kind in _SIGNS:
             self._create_addition("matex_add_rows", handle, indices=values[0], values=values[1], sign=_SIGNS[kind])
@@ -118,7 +118,7 @@ class Additions:
         is_added = isinstance(new.keep, int) and new.keep == 1  # old value + more
         is_replaced = isinstance(new.keep, int) and new.keep == 0  # more alone
         # A state must be added to or be a moving average, `keep * old + more`, where neither factor nor term depends on
-        # the old value. Any other new value of one rank would replace those of the others.
+        # the old value. Any other new value of one rank would overwrite the values of other ranks.
         is_dependent = affine.is_dependent(new.keep, handle) or affine.is_dependent(more, handle)
         if (is_dependent or is_replaced) and id(variable) in self._states:
             name = find_name(variable).partition(":")[0]

@@ -1,4 +1,7 @@
-"""Whether ranks are to train by themselves, by the strategies `async` and `local`, and the reasons why they cannot."""
+"""Whether ranks are to train by themselves, by the strategies `async` and `local`, and the reasons why they cannot.
+
+If a reason is found, the ranks train together, as with MATEX_STRATEGY=allreduce, and `report_fallback` tells the user.
+"""
 
 from __future__ import annotations
 

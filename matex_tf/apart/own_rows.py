@@ -59,6 +59,7 @@ class OwnExchanger:
         self, requests: Sequence[Request], batch_slice: Slice, labels: Sequence[Any] = (), is_last: bool = False,
         can_wait: Sequence[bool] = (),
     ) -> list[Any]:  # fmt: skip
+        """The results of the requests if the tensors of each rank were those of this rank."""
         import tensorflow as tf
 
         contributes = batch_slice.contributes

@@ -83,7 +83,7 @@ class Rescue:
         self._turns.is_outdated = True
         # Ranks were renumbered: `membership.survivors` has the former numbers, which are indices of `self._ranks`.
         self._lost.update(rank for index, rank in enumerate(self._ranks) if index not in membership.survivors)
-        # `find_losses` of some rank has reported the losses that the store knows.
+        # `find_losses` of some rank has reported the losses that the store knows. `elastic` reports the other ones.
         elastic.reported.update(index for index, rank in enumerate(self._ranks) if store.is_lost(rank))
         self._ranks = [self._ranks[index] for index in membership.survivors]
         if not self.is_meeting or world.get_world().rank > 0:

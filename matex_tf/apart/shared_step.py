@@ -47,12 +47,12 @@ class SharedStep:
         sharable = list({id(variable): variable for variable in [*weights, *optimizer]}.values())
         sharable_ids = set(map(id, sharable))
         private = [variable for variable in _find_inner(model.variables) if id(variable) not in sharable_ids]
-        states = [variable for variable in weights if id(variable) not in trained]
+        states = [variable for variable in weights if id(variable) not in trained]  # such as moving averages
         try:
             self.why_not = self._copy(additive.Additions(sharable, states), sharable, metrics, private)
         except Exception as error:  # of any op; the ranks then use allreduce
             self.why_not = f"its copy cannot be made ({type(error).__name__}: {error})"
-        # Of the metrics' and the private variables, those that the copy changes.
+        # The metrics' variables, and the private variables, that the copy changes.
         self.sums, changed = self._list_changed(metrics), self._list_changed(private)
         if self._function is not None:
             self.counters = additive.find_amounts(self._function.graph, changed)

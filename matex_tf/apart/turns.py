@@ -187,8 +187,8 @@ class Turns:
             # All pipelines advance to the same batch, so that their next random draws are equal. The newest batch may
             # be one that no rank in `ends` has taken, if the rank with that batch was lost.
             self._pipeline.fetch_batch(max(self._trained - 1, *(end.newest_taken for end in ends)))
-        # The other variables get the values that the script alone would have now: those of its last step. If the data
-        # have ended, this is the first step that found no batch.
+        # The other variables get the values that the script alone would have now, after its last step. If the data
+        # have ended, its last step is the first step that found no batch.
         if out_of_data:
             last = min(out_of_data, key=lambda end: end.newest_taken)
         else:
@@ -250,6 +250,7 @@ class Turns:
         self.is_within = True
 
     def _begin_turns(self, first: int, count: int) -> None:
+        """Check that all ranks have these batches, and move the shared variables to the store. Collective."""
         counts = objects.allgather((first, count), "the batches of an epoch of asynchronous training")
         if len(set(counts)) > 1:
             raise errors.MismatchError(f"the ranks have other batches in the same epoch, by first and number: {counts}")

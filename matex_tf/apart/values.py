@@ -1,7 +1,8 @@
 """Variables of asynchronous ranks (`turns`), by what happens to them within an epoch and at its end.
 
-`SharedValues` are in the shared store, where all ranks change them. The others exist on each rank: `OwnValues` become
-those of the rank with the newest batch, `Sums` are added up, `Counters` follow from the number of the batch.
+`SharedValues` are in the shared store, where all ranks change them. The variables of the other classes exist on each
+rank. At the end of an epoch, `OwnValues` become the values of the rank with the newest batch, and `Sums` are added up.
+`Counters` follow from the number of the batch.
 """
 
 from __future__ import annotations

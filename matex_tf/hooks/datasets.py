@@ -45,10 +45,10 @@ def _wrap_iter(original: Any) -> Any:
         is_eager = tf.executing_eagerly()
         if is_eager:
             shard_batches.prepare_epoch(self)
-        # In eager code the iterator returns batches by turns, by tickets, or from the dataset itself. In a trace it
-        # returns batches of `by_tickets.whole`, and `steps.shared_feeds` replaces it in the copy of the step; otherwise
-        # it returns batches of the dataset. Ranks share no batches in other threads, where they are not in step, and no
-        # batches of a rank's own rows.
+        # In eager code the iterator returns batches by turns, by tickets, or from the dataset itself. In a trace, if
+        # there are tickets, it returns batches of `by_tickets.whole` (the whole batches, made from tickets), and
+        # `steps.shared_feeds` replaces it in the copy of the step; else it returns batches of the dataset. Ranks share
+        # no batches in other threads, where they are not in step, and no batches of a rank's own rows.
         may_share = agreement.is_watched() and not shard_arrays.is_shard(self)
         by_turns = turns.find_source(self) if may_share and is_eager else None
         by_tickets = shared_batches.find_source(self) if may_share and by_turns is None else None
@@ -243,6 +243,8 @@ def _wrap_shuffle(original: Any) -> Any:
 
 @HOOKS.replace("tensorflow.python.framework.constant_op", "_constant_impl", _IF_HOOK_MISSING)
 def _wrap_constant(original: Any) -> Any:
+    """Warn, or refuse, if a tensor is made of a rank's own rows: unlike the array, the tensor has no mark."""
+
     def _constant_impl(value, *args, **kwargs):
         if isinstance(value, np.ndarray):
             own_data.note_constant(value)
@@ -257,7 +259,7 @@ def _wrap_from_tensors(original: Any) -> Any:
         arrays = [leaf for leaf in tf.nest.flatten(tensors) if isinstance(leaf, np.ndarray)]
         if not any(map(shard_arrays.is_shard, arrays)):
             return original(tensors, *args, **kwargs)
-        with shard_arrays.keeps_rows.set(True):
+        with shard_arrays.keeps_rows.set(True):  # the dataset has the mark that its tensors lose
             return shard_arrays.mark_share(original(tensors, *args, **kwargs))
 
     return make

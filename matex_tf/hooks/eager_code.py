@@ -98,6 +98,8 @@ def _wrap_numpy(original: Any) -> Any:
 
 @HOOKS.replace("tensorflow.python.framework.random_seed", "get_seed", _IF_WATCH_MISSING)
 def _wrap_seed(original: Any) -> Any:
+    """Count draws: functions such as `tf.random.normal`, which have no variable for their state, ask here for seeds."""
+
     def get_seed(op_seed):
         first_calls.observed.draws += 1
         return original(op_seed)

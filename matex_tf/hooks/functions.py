@@ -1,4 +1,8 @@
-"""Calls of a `tf.function` or a ConcreteFunction in eager code: steps that ranks share (`steps.function_calls`)."""
+"""Calls of a `tf.function` or a ConcreteFunction in eager code: steps that ranks share (`steps.function_calls`).
+
+The hooks separate the calls that ranks never share, such as calls that run op by op (`call_whole`), from all others
+(`call_function`).
+"""
 
 from __future__ import annotations
 
@@ -38,6 +42,7 @@ def _wrap_call(original: Any) -> Any:
         args, kwargs = _give_whole(args, kwargs)
         is_recorded = record.could_possibly_record()
         runs_eagerly = tf.config.functions_run_eagerly()
+        # Ranks share no call that runs op by op. Of calls that a tape records, they share none that XLA compiles.
         if runs_eagerly or (is_recorded and (self._jit_compile or not first_calls.may_be_shared())):
             return function_calls.call_whole(original, self, args, kwargs)
         return function_calls.call_function(original, self, args, kwargs, is_recorded)

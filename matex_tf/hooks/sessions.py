@@ -1,4 +1,8 @@
-"""Sessions of `tf.compat.v1`: ranks share runs (`session_runs`), and a saved graph has the script's ops only."""
+"""Sessions of `tf.compat.v1`: ranks share runs (`session_runs`), and a saved graph has the script's ops only.
+
+TensorFlow's `Session.run` converts fetches and feeds, and calls `_do_run` with ops, tensors and arrays. If ranks
+share the run, the hook of `_do_run` fetches ops and tensors of a copy instead, which computes this rank's rows.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +25,7 @@ _IF_HOOK_MISSING = "each rank computes all of each run of a session"
 @HOOKS.replace(_SESSION, "BaseSession.run", _IF_HOOK_MISSING)
 def _wrap_run(original: Any) -> Any:
     def run(self, fetches, feed_dict=None, options=None, run_metadata=None):
+        # Look for shards here: before `_do_run`, TensorFlow converts the arrays to plain ones.
         feeds = feed_dict.values() if isinstance(feed_dict, Mapping) else ()
         are_shares = any(isinstance(array, np.ndarray) and shard_arrays.is_shard(array) for array in feeds)
         with session_runs.feeds_shares.set(are_shares):

@@ -1,4 +1,8 @@
-"""State outside of a pipeline that its functions change or read: variables and tables."""
+"""State outside of a pipeline that its functions change or read: variables and tables.
+
+If ranks share a pipeline, a rank makes its rows later than the script alone does, and no other rows (`deferred`). So it
+may read a variable after a change that follows the read in the script alone. Here such pipelines are found.
+"""
 
 from __future__ import annotations
 

@@ -87,6 +87,7 @@ class Split:
         self.inputs, inner = graph.inputs[:count], graph.inputs[count:]  # inner: stand for `captured` in the graph
         input_ids, inner_ids = set(map(id, graph.inputs)), set(map(id, inner))
         ordered = _list_ordered(graph)
+        # Without identity ops at the end, so that `passed` finds the results that equal an input.
         outputs = [_find_origin(tensor) for tensor in graph.outputs]
 
         # The front: the ordered ops with all that they need. The back: all other ops that results or effects need.
@@ -196,12 +197,17 @@ def _list_ordered(graph: Any) -> list[Any]:
     written = {id(tensor) for op in ordered for tensor in op.inputs if tensor.dtype.name == "resource"}
     related = _find_related([op for op in ordered if _changes_anything(op)], graph)
     ordered_ids = set(map(id, ordered))
+    # A read must be in order if it reads a resource that an ordered op takes, or if the graph orders the read and an op
+    # that may change any state.
     reads = (op for op in graph.get_operations() if id(op) not in ordered_ids and _reads_state(op))
     return [*ordered, *(op for op in reads if id(op) in related or not written.isdisjoint(map(id, op.inputs)))]
 
 
 def _find_related(changing: Sequence[Any], graph: Any) -> set[int]:
-    """The ids of the ops whose order with one of these ops the graph fixes: the ops before it, and the ops after it."""
+    """The ids of these ops, of the ops on which one of them depends, and of the ops that depend on one of them.
+
+    The graph fixes the order of each such op and the op of `changing`.
+    """
     before, pending = set[int](), list(changing)
     while pending:
         new = [op for op in _list_previous(pending.pop()) if id(op) not in before]

@@ -115,7 +115,7 @@ class State:
         self._source = source
         walk = _Walk(source)
         for generator in _list_global(source):
-            walk.visit(generator)
+            walk.visit(generator)  # so that `walk.generators` has it, too
         self._values = dict(vars(source))
         self._hashes = {name: walk.visit(value) for name, value in list(vars(source).items())}
         self._generators = list(walk.generators.values())
@@ -124,7 +124,7 @@ class State:
 
     def is_drawn_from(self) -> bool:
         """Whether random numbers have been drawn since the record was made."""
-        states = list(map(_read_state, self._generators))
+        states = list(map(_read_state, self._generators))  # compared as bytes, because states may contain arrays
         return pickle.dumps(states) != pickle.dumps(self._states) or seeding.count_spawned() != self._spawned
 
     def can_be_restored(self) -> bool:

@@ -18,6 +18,7 @@ _worker = threading.local()  # `make`: makes the item of a number in a thread or
 
 
 def _begin(make: Callable[[int], Any]) -> None:
+    """Begin a thread or process of a pool: `_make_item` makes its items by `make`."""
     _worker.make = make
 
 
@@ -59,6 +60,7 @@ class ItemsAhead(Iterator[Any]):
             self._pool.close()  # its threads or processes end after the last item
 
     def _start_item(self, number: int) -> futures.Future[Any]:
+        """Start making an item in the pool. Returns its future, which has the converted item, or the error."""
         result, receive = futures.Future[Any](), self._receive
 
         def set_result(item: Any) -> None:

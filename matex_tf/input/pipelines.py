@@ -1,4 +1,7 @@
-"""The steps of a tf.data pipeline, and whether a step changes what other iterations of it see."""
+"""The steps of a tf.data pipeline, and whether a step changes what other iterations of it see.
+
+A step is a dataset, such as the result of `map`. A pipeline is a step and all steps from which it is made.
+"""
 
 from __future__ import annotations
 

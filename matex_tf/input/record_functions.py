@@ -152,17 +152,22 @@ class Rewriter:
 
         sources: for each input that is a dataset of records, the maps of this dataset.
         """
+        # An op that reads a file.
         if op.type in KINDS:
             return self._list_file(op, inputs), ()
+        # An op that calls a function which reads files.
         calls_reader = bool(read_kinds(graph_ops.iterate_nodes(op.graph, [op])))
         if op.type in _CYCLE_INPUTS and calls_reader:
             if sources:
                 raise CannotBeIndexed(f"records are given to a function ({op.type}) that reads further ones")
             return self._call_rewritten(op, inputs)
+        # An op that has nothing to do with records.
         if not sources and not calls_reader:
             return copy_op(op, inputs, dict(op.node_def.attr.items())), None
+        # A map of records: the dataset stays without it.
         if sources and op.type in record_maps.KINDS:
             return inputs[0].op, (*sources[0], self._read_map(op))
+        # An op that orders records, or joins two datasets of them. Any other op works on records.
         if not sources or op.type not in (*_ORDERS, "ConcatenateDataset"):
             raise CannotBeIndexed(f"records are worked on where their files are read ({op.type})")
         needed = 2 if op.type == "ConcatenateDataset" else 1  # inputs with records, to which the same maps apply

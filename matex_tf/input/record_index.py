@@ -150,7 +150,7 @@ def _find_records(
 ) -> dict[int, record_files.Found]:
     """The index of the files with these numbers: kept by an earlier run, or made by all ranks. Collective.
 
-    In the index of a text file, offsets are those of the beginnings of lines, and lengths their bytes.
+    In the index of a text file, the offsets are the beginnings of lines, and the lengths are the bytes of lines.
     """
     index = {
         number: record_files.Found(_NO_NUMBERS, _NO_NUMBERS, code=states[number].code, problem=states[number].problem)

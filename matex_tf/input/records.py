@@ -143,7 +143,10 @@ def _count_script_cpus() -> int:
 
 
 def _build(function: Callable[..., Any], spec: Any, source: Any) -> Callable[..., Any]:
-    """For `flat_map` over `source`: a function that makes the dataset, with elements of `spec`, of a variant tensor."""
+    """A function for `source.flat_map` or `interleave`: it returns a dataset with elements of `spec`.
+
+    `function` computes the variant tensor of this dataset from the flat tensors of an element of `source`.
+    """
     from tensorflow.python.data.ops import dataset_ops
 
     def make(*element: Any) -> Any:
@@ -182,6 +185,7 @@ def _list_names(step: Any, cpus: int) -> list[bytes]:
     """
     function = step._map_func.function
     _check_function(function)
+    # The rewritten function gives the name of a file where the script's function gives the records of the file.
     make, _ = record_functions.Rewriter(function, gives_names=True, cpus=cpus).make()
     source = _find_source(step._input_dataset)
     names = source.flat_map(_build(make, tf.TensorSpec([], tf.string), source)).batch(_NAMES_PER_BATCH)

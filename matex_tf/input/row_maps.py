@@ -1,4 +1,10 @@
-"""Maps of rows, before `batch`, and records of files: what must run in order makes tickets, the rest becomes work."""
+"""Maps of rows, before `batch`, and records of files: what must run in order makes tickets, the rest becomes work.
+
+A *ticket* is a cheap stand-in for a row; every rank takes all tickets. The *work* makes a row from its ticket, and a
+rank does it for its own rows only (`deferred`). A map has two parts (`functions.Split`). The front, such as the draw of
+a random number, runs when a ticket is taken, and its results become a part of the ticket. The back, all other ops,
+becomes work.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +36,12 @@ def map_rows(dataset: Any, inner: Deferred) -> Deferred:
     if any(inner.passed[index] is None for index in split.front_takes):  # the front needs results of the work
         inner = make_whole(dataset._input_dataset, are_batches=False)
     ticket_size, input_count = len(flatten_specs(inner.tickets.element_spec)), len(split.back_takes)
-    # A new ticket is the ticket of `inner` and the front's results; or, if `inner` has no work, what the back takes.
-    extends_ticket = inner.is_work or split.front is None
+    # The new ticket has the ticket of `inner`, then the front's results, if there is a front. In one case it has only
+    # what the back takes: there is a front, and `inner` has no work, which would need the ticket of `inner`.
+    keeps_ticket = inner.is_work or split.front is None
 
     def compute(ticket: Tensors, no_slice: None) -> Tensors:
-        if not extends_ticket:
+        if not keeps_ticket:
             return split.build_back(ticket)
         row = inner.compute(ticket[:ticket_size], no_slice)
         computed = [index for index, passed in enumerate(inner.passed) if passed is None]
@@ -44,7 +51,7 @@ def map_rows(dataset: Any, inner: Deferred) -> Deferred:
 
     def find_passed(index: int | None) -> int | None:
         """The index, in the new ticket, of the tensor that the back takes as input `index`; None if it is computed."""
-        if index is None or not extends_ticket:
+        if index is None or not keeps_ticket:
             return index
         is_input = index < input_count
         return inner.passed[split.back_takes[index]] if is_input else index - input_count + ticket_size

@@ -1,4 +1,8 @@
-"""Sends an item of a `PyDataset` (`turns`): the rank that has made it, its maker, sends each rank the rows to train."""
+"""Sends an item of a `PyDataset` (`turns`): the rank that has made it, its maker, sends each rank the rows to train.
+
+For a step that divides the item, the maker sends each rank its slice. Otherwise, for instance for eager code, it sends
+all rows to all ranks.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +65,7 @@ class SentItem:
     def _exchange(self, send: Callable[[list[Any] | None], list[Any]]) -> list[Any]:
         """The flat tensors with the rows that this rank receives. Collective.
 
-        send: sends the arrays of the item, which only the maker has, and returns those of this rank.
+        send: sends the arrays of the item, which only the maker has, and returns the arrays that this rank receives.
         """
         self._replace_lost_maker()
         with objects.start_exchange(_ROWS, f"sending from {self._maker}"):

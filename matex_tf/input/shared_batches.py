@@ -35,7 +35,7 @@ _BATCHES_AHEAD = 2
 
 
 class Source:
-    """A dataset whose batches ranks make in slices; a `batches.Dealer`.
+    """A dataset whose batches ranks make in slices; a `batches.Dealer`, which steps ask for rows of these batches.
 
     dataset: the script's dataset. spec: the spec of its elements.
     batches: the tickets of its batches, and the work on them.
@@ -44,7 +44,8 @@ class Source:
     specs: the dtypes and shapes of the flat tensors of an element of the dataset of slices (see `Batch`).
     are_rows, pads: see `Deferred`.
 
-    _elements_come_again: no iteration changes what others see, so an element that is read ahead and unused is not lost.
+    _elements_come_again: no iteration changes what other iterations see, so an element that is read ahead and unused is
+        not lost.
     _slices: the dataset of this rank's slices.
     _deal: which rows this rank works on (see `_make_deal`). _deal_variable: the same, read by running iterators.
     """

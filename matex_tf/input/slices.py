@@ -1,4 +1,9 @@
-"""Iterators of slices of batches (see `shared_batches`): `SharedBatches` takes from one, `Batch` is what it gives."""
+"""Iterators of slices of batches: `SharedBatches` takes from one, `Batch` is what it gives.
+
+With 2 ranks, the iterator of rank 0 makes rows 0-15 of each batch of 32 ahead (`shared_batches`). Its element also has
+the *ticket* of the batch, a stand-in from which a rank can make any rows. If a step needs other rows than were made,
+`Batch` makes them from the ticket.
+"""
 
 from __future__ import annotations
 
@@ -90,6 +95,8 @@ class Batch:
         row_counts = {
             tensor.shape.as_list()[0] for tensor, is_rows in zip(self._rows, source.batches.are_rows) if is_rows
         }
+        # For an uneven batch, `deal_rows` makes all rows. `total` is the number of rows of the first component, so a
+        # larger `count` shows that another component is longer.
         self.is_even = len(row_counts) == 1 and count <= self.total
 
     def take_slice(self, ratios: Any = None) -> list[Any]:

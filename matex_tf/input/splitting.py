@@ -44,6 +44,7 @@ def find_deferred(dataset: Any, are_batches: bool) -> Deferred:
 
 
 def _find_deferred(dataset: Any, are_batches: bool) -> Deferred:
+    """`find_deferred` for a dataset whose result is not kept yet."""
     kind = pipelines.name_kind(dataset)
     if kind in ORDER:
         inner = find_deferred(dataset._input_dataset, are_batches)

@@ -63,6 +63,7 @@ def list_generators(dataset: Any) -> list[Any]:
 
 
 def _shuffle(step: Any, tickets: Any) -> Any:
+    """The same `shuffle` over tickets: with the seeds of the script's `shuffle`, the order is the script's."""
     from tensorflow.python.data.ops import dataset_ops
     from tensorflow.python.ops import gen_dataset_ops
 

@@ -36,7 +36,7 @@ _ERRORS: dict[type[Exception] | tuple[type[Exception], ...], str] = {
     MemoryError: "ResourceExhaustedError",
     NotImplementedError: "UnimplementedError",
 }
-"""The errors that TensorFlow raises in place of Python's errors in a generator. In place of others: UnknownError."""
+"""The errors that TensorFlow raises in place of Python's errors in a generator; for any other error: UnknownError."""
 _MEASURED_ITEMS = 4
 """The number of items that are sent before the ranks choose between sending items and making all of them everywhere."""
 _FIRST_COMPARED = 4

@@ -47,11 +47,15 @@ def take_whole(shared: SharedBatches) -> Any:
 
 
 def _take(batch: Batch, choice: Choice) -> list[Any]:
+    """The flat tensors of a batch, made in the way whose turn it is, or in the chosen way.
+
+    If the components of the batch have different numbers of rows (not `is_even`), each rank makes it whole.
+    """
     if choice.is_open and batch.is_even:
         return _take_timed(batch, choice)
     if choice.is_gathered and batch.is_even:
         return _gather_rows(batch)
-    batch.source.work_whole()
+    batch.source.work_whole()  # from now on, the iterator makes whole batches ahead
     return batch.take_whole()
 
 
@@ -126,7 +130,7 @@ def _make_gather_function(batch: Batch) -> Any:
         batch_slice = Slice(first, count, total, contributes, tf.constant(world.get_world().rank == 0))
         # All digests are equal if the largest one equals the smallest one, which is -max(-digest).
         (largest,) = exchanger.exchange([Request("max", tf.stack([digest, -digest]))], batch_slice.of_all())
-        is_same = tf.debugging.Assert(tf.equal(largest[0], -largest[1]), [_OTHERS], summarize=1)
+        is_same = tf.debugging.Assert(tf.equal(largest[0], -largest[1]), [_DIFFERENT_ELEMENTS], summarize=1)
         with tf.control_dependencies([is_same]):
             requests = [Request("gather", tf.identity(one)) for one, is_row in zip(own, are_rows) if is_row]
         gathered = iter(exchanger.exchange(requests, batch_slice))
@@ -138,7 +142,7 @@ def _make_gather_function(batch: Batch) -> Any:
     return trace_own(gather, input_signature=[specs, *numbers, tf.TensorSpec([], tf.bool)])
 
 
-_OTHERS = (
+_DIFFERENT_ELEMENTS = (
     "the ranks take different elements from a dataset, whose batches they make together: data or their order differ "
     "between ranks, for instance by deterministic=False or the order in which files are listed"
 )

@@ -160,6 +160,7 @@ class Body:
         if paths.find_path(value, need) != paths.SAME:
             return self._convert(value, need)
         node = value.node
+        # A constant is added where it is used first.
         if node is not None and paths.is_constant(node) and node not in self.kept and self.kept.can_keep(node):
             self.kept.add(node, [], [])
         return value if value in self.kept else self._convert(value, need)
@@ -230,7 +231,8 @@ class Body:
             results = self.copy.exchanger.exchange(
                 requests, self.copy.batch_slice, labels_of_requests, is_last, can_wait
             )
-        # The next collective waits for the results that are needed at once.
+        # The next collective waits for the results that are needed at once. In an ordered copy collectives run in the
+        # order of their creation anyway, so one of these results is enough.
         needed_now = [result for result, waits in zip(results, can_wait, strict=True) if not waits]
         if needed_now:
             self.last = [needed_now[-1].op] if self.copy.is_ordered else [tf.group(*results)]

@@ -85,6 +85,7 @@ class _PaddingExchanger:
         self, requests: Sequence[Request], batch_slice: Slice, labels: Sequence[Any] = (), is_last: bool = False,
         can_wait: Sequence[bool] = (),
     ) -> list[Any]:  # fmt: skip
+        """The results of the requests. Each gather is made as a sum of padded tensors."""
         from matex_tf.ops import overlap
 
         padded = [Request("sum", self._pad(one.tensor)) if one.kind == "gather" else one for one in requests]

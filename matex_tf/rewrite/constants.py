@@ -1,4 +1,7 @@
-"""Constant folding: finds values that are fixed before the graph runs, such as the axes and shapes that rules need."""
+"""Constant folding: finds values that are fixed before the graph runs, such as the axes and shapes that rules need.
+
+An op that makes a few integers or booleans of known values is run while the graph is read (`evaluate`).
+"""
 
 from __future__ import annotations
 

@@ -4,6 +4,9 @@ Conditions become whole, so all ranks take the same branch, and make the same nu
 branch op must have one placement, whichever branch runs. A loop variable must have one placement before and after each
 turn. For example, if one branch returns a partial sum and the other a constant, the output is a partial sum: rank 0
 keeps the constant, the other ranks have 0.
+
+In the functions here `reader`, a `propagate.Reader`, reads a body: it finds the placements of the body's tensors. The
+placements in which a body must return its outputs are its `gives`.
 """
 
 from __future__ import annotations
@@ -47,7 +50,8 @@ def _drop_inner_facts(placement: Placement) -> Placement:
 def _drop_inner_slice(placement: Placement) -> Placement:
     """The placement of an output of a body that takes a batch itself: whole, because the slice ends with the body.
 
-    Iterators with a feed, and lists of whole items, do not depend on the slice.
+    Iterators with a feed, which gives each rank its rows of a batch (`feeds`), and lists of whole items do not depend
+    on the slice.
     """
     outer = _drop_inner_facts(placement)
     is_whole_list = outer.kind == LIST and (outer.item is None or outer.item.is_replicated)
@@ -89,7 +93,8 @@ def _join_branches(node: Node, index: int) -> Placement:
     elif joined.is_sharded and joined.rows.chosen is not None:  # a mask of one branch means nothing outside
         joined = WHOLE
     for placement in placements:
-        # A residual of a branch is an optional, a list without a dtype, which no collective can make whole.
+        # A residual, which a branch keeps for its gradient, is an optional: a list without a dtype. No collective can
+        # make it whole.
         is_optional = placement.kind == LIST and placement.dtype is None
         if is_optional and needs_exchange(placement, joined):
             raise NoRuleError

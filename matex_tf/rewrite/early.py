@@ -29,7 +29,8 @@ def put_early(nodes: Sequence[Node]) -> list[Node]:
 
     The order of the nodes with rows stays.
     """
-    last_with_rows: dict[int, int] = {}  # by ids of nodes: the index of the last node with rows that it needs, or is
+    # By ids of nodes: the index of the last node with rows among the nodes that it needs and the node itself.
+    last_with_rows: dict[int, int] = {}
     for index, node in enumerate(nodes):
         needed = (last_with_rows.get(id(each), -1) for each in _list_needed(node))
         last_with_rows[id(node)] = index if node.has_rows else max(needed, default=-1)
@@ -54,7 +55,9 @@ def list_waits(nodes: Sequence[Node], sums: Container[int]) -> dict[int, list[No
     makers: list[Node] = []  # the nodes so far that make sums
     counts: dict[int, int] = {}  # by ids of nodes: how many of the first `makers` have run when the node has run
     last_merged = {gradient: node for node in nodes if (gradient := _find_merged(node)) is not None}
-    limits: dict[int, int] = {}  # by the id of the last of ops that are merged: the number of makers before the first
+    # For each group of nodes that are merged, from its first to its last node: the number of makers before the first
+    # node, by the id of the last node.
+    limits: dict[int, int] = {}
     for node in nodes:
         if (gradient := _find_merged(node)) is not None:
             limits.setdefault(id(last_merged[gradient]), len(makers))
@@ -62,11 +65,13 @@ def list_waits(nodes: Sequence[Node], sums: Container[int]) -> dict[int, list[No
         count = max((counts.get(id(each), 0) for each in _list_needed(node)), default=0)
         makes_sum = any(id(value) in sums for value in node.outputs)
         if (node.has_rows or makes_sum) and count < limit:
+            # A wait for the last maker includes a wait for the first `counts[id(last)]` makers, which run before it.
             last = makers[limit - 1]
             waits[id(node)] = [*makers[max(count, counts[id(last)]) : limit - 1], last]
             count = limit
         if makes_sum:
-            count += count == len(makers)
+            if count == len(makers):  # all makers before this node have run, so that it is the next of the first ones
+                count += 1
             makers.append(node)
         counts[id(node)] = count
         limits.pop(id(node), None)
@@ -74,7 +79,7 @@ def list_waits(nodes: Sequence[Node], sums: Container[int]) -> dict[int, list[No
 
 
 def _find_merged(node: Node) -> int | None:
-    """The id of the gradient that a node of a type in `_MERGED` takes; None for other nodes."""
+    """The id of the gradient that a node of a type in `_MERGED` takes: nodes with the same id are merged. Else None."""
     return id(node.inputs[_MERGED[node.type]]) if node.type in _MERGED else None
 
 

@@ -95,7 +95,7 @@ class Copy:
         """Create the op of a node with other inputs. `changes`: attributes with new values, by name."""
         from tensorflow.core.framework import attr_value_pb2
 
-        if ordered_sums.is_unordered(node):
+        if ordered_sums.is_unordered(node):  # TensorFlow may add the terms in another order on each rank
             return [ordered_sums.add_in_order(inputs)]
         attributes = {
             name: value

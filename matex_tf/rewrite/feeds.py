@@ -49,7 +49,8 @@ class FeedRefusedError(Exception):
 
 @dataclasses.dataclass(eq=False, repr=False)
 class SharedFeed:
-    """The feed of data that give all ranks the same batches. In the copy, iterators return *elements* instead.
+    """The feed of data that give all ranks the same batches. In the copy, iterators return *elements* instead of
+    batches: tensors from which `make_rows` makes the rank's rows of the batch (`steps.shared_feeds`).
 
     specs: the dtypes and shapes of the flat tensors of an element.
     are_rows: which of the flat tensors of a batch have rows.
@@ -125,8 +126,8 @@ class SharedFeed:
 
         An element has one number for each dataset of numbers, and between them the tensors of this feed's element.
         """
-        others = [value for value in node.inputs if value.placement.feed is None]
-        types = list(map(_find_type_of_range, others))
+        ranges = [value for value in node.inputs if value.placement.feed is None]
+        types = list(map(_find_type_of_range, ranges))
         if None in types:
             why = f"{node.type} '{node.op.name}' takes another dataset, too, in which ranks may find different elements"
             raise FeedRefusedError(self.origin, why)
@@ -141,7 +142,7 @@ class SharedFeed:
             return [*element[:start], *tensors, *element[end:]], batch_slice
 
         specs = [*numbers[:start], *self.specs, *numbers[start:]]
-        are_rows = [*[False] * start, *self.are_rows, *[False] * (len(others) - start)]
+        are_rows = [*[False] * start, *self.are_rows, *[False] * (len(ranges) - start)]
         return SharedFeed(specs, are_rows, self.communicates, make_rows, self.origin)
 
     def _create(self, node: Node, *inputs: Any) -> list[Any]:

@@ -4,7 +4,8 @@
 the `sharing.Exchanger`, which runs the collectives, and finishes each exchange.
 
 Ranks gather along the first axis. So a tensor that is sharded along axis 2 is gathered with this axis in front, and a
-tensor of two blocks (`placement.Rows`) block by block: all rows of block 0 come before the rows of block 1.
+tensor of two blocks (`placement.Rows`) block by block: all rows of block 0 come before the rows of block 1. A request
+is `owned` if it is about pieces of variables, of which each rank has one: ranks without rows contribute, too.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ def prepare(copy: Any, value: Value, tensor: Any, piece: Placement | None = None
     placement = value.placement
     if placement.kind == PARTIAL:
         cuts = () if piece is None else piece.cuts
-        return Prepared([Request(placement.reduction, tensor, cuts, placement.owned)], lambda results: results[0])
+        request = Request(placement.reduction, tensor, cuts, owned=placement.owned)
+        return Prepared([request], lambda results: results[0])
     if placement.kind == PIECE:
         request = Request("gather", tensor, placement.cuts, owned=True)
         return Prepared([request], lambda results: tf.reshape(results[0], value.shape))
@@ -47,6 +49,8 @@ def prepare(copy: Any, value: Value, tensor: Any, piece: Placement | None = None
 
 
 def _prepare_rows(copy: Any, tensor: Any, axis: int, rows: Rows) -> Prepared:
+    """Gathers the rows of all ranks, block by block, and joins the blocks."""
+
     def finish(results: Sequence[Any]) -> Any:
         whole = join_blocks(results, axis)
         if tensor.shape.rank is not None:

@@ -2,6 +2,9 @@
 
 `propagate` makes a `Node` of each op. The rule for the op's type reads the facts about the node's inputs, with the
 helper methods of `Node`, and returns a `Decision`: the placements that the op needs, and the placements of its outputs.
+
+A *reading* is one pass over the graph. `propagate` may read a graph several times, for example the body of a loop. The
+*copy* is the graph that ranks run in place of the script's (`emit`).
 """
 
 from __future__ import annotations
@@ -264,7 +267,9 @@ class Node:
         """For each axis: whether the input names it; None if that is unknown."""
         axes = self.get_placement(index).axes
         if axes is not None and len(axes) <= rank:
-            return [*axes, *[False] * (rank - len(axes))]  # a matrix product broadcasts only its outer axes
+            # The vector may be about the first axes only: of a matrix product, only the outer axes are broadcast. It
+            # names no axis after these.
+            return [*axes, *[False] * (rank - len(axes))]
         named = self.read_axes(index, rank)
         return [axis in named for axis in range(rank)]
 

@@ -50,6 +50,7 @@ class OwnFeed:
     """The `feeds.Feed` of own batches: it decides on the ops whose input is an iterator over a rank's own data."""
 
     def place_batch(self, node: Node, is_sliced: bool) -> Decision:
+        """is_sliced: the op returns this rank's rows; else the rows of all ranks, since ranks divide another batch."""
         outputs = node.op.outputs
         check_components([(tensor.dtype, tensor.shape) for tensor in outputs])
         if any(tensor.shape.as_list()[0] is not None for tensor in outputs):

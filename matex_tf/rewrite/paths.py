@@ -26,14 +26,18 @@ SAME, COUNTED, EXCHANGED, CONVERTED = "same", "counted", "exchanged", "converted
 def find_path(value: Value, need: Placement | None) -> str:
     """The path on which an op gets a value in the placement `need`; a need of None is the value's own placement."""
     placement = value.placement
+    # Numbers that count rows, as the rank's own or as the script's.
     if find_counts(value) is not None and (need is None or need.kind in (SIZES, REPLICATED)):
         return COUNTED
+    # The placement fits.
     if need is None or placement.has_layout(need):
         return SAME
+    # The script's numbers of rows, such as a constant shape; the op needs the rank's numbers.
     if need.kind == SIZES and placement.kind == REPLICATED:
         return COUNTED
     if need.kind == placement.kind and need.kind in (PARTIAL, SIZES):
         return SAME
+    # Ops make a term of a sum, rows or a piece of the whole value; or the script's sizes of a rank's sizes.
     if need.kind in (PARTIAL, SHARDED, PIECE) or placement.kind == SIZES:
         return CONVERTED
     return EXCHANGED if needs_exchange(placement, need) else SAME
@@ -42,6 +46,7 @@ def find_path(value: Value, need: Placement | None) -> str:
 def uses_tensor(value: Value, need: Placement | None) -> bool:
     """Whether the value's own tensor is used, possibly after a conversion or a collective."""
     path = find_path(value, need)
+    # A conversion of numbers that count rows begins with numbers that follow from the slice, not with the tensor.
     is_count_converted = path == CONVERTED and find_counts(value) is not None
     return path != COUNTED and not is_count_converted
 

@@ -48,8 +48,8 @@ def place(node: Node) -> Decision:
             return node.decide([None], make_piece(first.cuts))
         if node.type in ASSIGNS and not node.get_placement(1).is_piece_handle:
             return node.decide([None, _find_need(node.inputs[1], first.cuts)])
-        raise NoRuleError
-    # Otherwise some inputs are pieces.
+        raise NoRuleError  # the op takes the variable whole
+    # Otherwise some inputs are pieces. A handle among the other inputs belongs to an op that takes the variable whole.
     require(not any(placement.is_piece_handle for placement in node.placements))
     if node.type in _ENTRYWISE:
         return _compute_entries(node)

@@ -98,6 +98,8 @@ class Reader:
             for (tensor, placement), constant in zip_longest(zip(graph.inputs, placements, strict=True), constants)
         ]
         nodes: list[Node] = []
+        # A program has a batch if one of its inputs has rows, or if the program around it has one. Otherwise one of its
+        # ops may take the batch (`takes_batch`).
         is_outermost, outer_rows = not self._have_batch, self.batch_rows
         has_batch = _has_parts(inputs) or (not is_outermost and self._have_batch[-1])
         if has_batch and is_outermost:

@@ -29,7 +29,8 @@ def give_batch(graph: Any, source: Any) -> Subgraph:
 def find_source(graph: Any) -> Any:
     """The first op that takes a batch from an iterator which is an input of the function; None if there is none.
 
-    The op waits for no other op, so the batch can be taken before the function is called.
+    The op waits for no other op, and no op before it uses the iterator or takes another batch. So the batch can be
+    taken before the function is called.
     """
     handles = {id(tensor) for tensor in graph.inputs if tensor.dtype.name == "resource"}
     used: set[int] = set()  # the ids of the inputs of the ops so far

@@ -39,7 +39,7 @@ def spread_rows(node: Node, decide: Decide) -> list[Node]:
 
 def _make_rows(user: Node, index: int, need: Placement, key: tuple[Any, ...], decide: Decide) -> list[Node]:
     """The nodes that make this rank's rows of an input of `user`, in the placement `need`. The output of the last node
-    is the rows. Returns no nodes if the input must be sliced.
+    is the rows. Returns no nodes if the input must be sliced. key: of the last node.
     """
     source = user.inputs[index].node
     if source is None or source.type not in _KNOWN or source.controls or not user.has_length(index, need):
@@ -54,7 +54,7 @@ def _make_rows(user: Node, index: int, need: Placement, key: tuple[Any, ...], de
             input_nodes = _compute_rows(node, need, decide)
     except NoRuleError:
         return []
-    is_decided = bool(node.decision.gives)
+    is_decided = bool(node.decision.gives)  # `_compute_rows` decides nothing if the rule replaces the op by others
     return [*input_nodes, node] if is_decided and node.outputs[0].placement.has_layout(need) else []
 
 

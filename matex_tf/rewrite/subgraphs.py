@@ -60,8 +60,9 @@ class SessionSubgraph(Subgraph):
         """Divide the ops `needed` (see `list_needed`) of a run with the fetches `tensors` and `operations`.
 
         roots: ops that are copied with all their dependents, as if they depended on sliced tensors.
-        kept: ops that are reused, although they depend on sliced tensors; also what they depend on then runs in the
-            script's graph. An op that depends on copied ops with a state is copied nevertheless.
+        kept: ops that are reused, although they depend on sliced tensors. The script's own ops then compute what they
+            depend on, in addition to the copies of these ops. An op with a state must not run twice, so an op of `kept`
+            that depends on a copied op with a state is copied nevertheless.
         """
         sliced_names = {tensor.name for tensor in sliced}
         fed_names = {tensor.name for tensor in fed}

@@ -60,8 +60,9 @@ def schedule(
     """Set the level of each node, and list the exchanges of each wave.
 
     needs: the placements that the outputs are brought to.
-    publishing: the ids of nodes that a publication (`bodies`) replaces. It runs in the wave before the node's level, so
-        the node's level is at least one after the levels of its controls.
+    publishing: the ids of nodes that a publication replaces: it assigns a rank's piece of a variable and sends it to
+        all ranks (`bodies`). It runs in the wave before the node's level, so the node's level is at least one after the
+        levels of its controls.
     is_early: whether a node runs as early as it can; else it runs as late as it can.
     is_early_sum: whether the sum of a value runs as early as it can (see `_group_early`).
     """
@@ -88,7 +89,7 @@ def schedule(
                 exchange = exchanges.setdefault(id(value), Exchange(value, wave, level))
                 exchange.wave, exchange.first_use = min(exchange.wave, wave), min(exchange.first_use, level)
                 exchange.needs.add(need)  # type: ignore[arg-type]
-                level = exchange.wave
+                level = exchange.wave  # the value must be there before the wave
             if value.node is not None and id(value.node) in latest:
                 latest[id(value.node)] = min(latest[id(value.node)], level)
 
@@ -167,11 +168,13 @@ def _find_earliest(program: Program, publishing: Container[int]) -> dict[int, in
     earliest: dict[int, int] = {}
     for node in program.nodes:
         after_controls = max((earliest.get(id(control), 0) for control in node.controls), default=0)
+        if id(node) in publishing:  # the publication runs in the wave between the controls and the node
+            after_controls += 1
         ready = (_find_ready(earliest, value, need) for value, need in zip(node.inputs, node.decision.needs))
-        earliest[id(node)] = max([after_controls + (id(node) in publishing), *ready])
+        earliest[id(node)] = max([after_controls, *ready])
     return earliest
 
 
 def _find_ready(earliest: dict[int, int], value: Value, need: Placement | None) -> int:
-    """The first level whose ops can take a value in the placement `need`."""
+    """The first level whose ops can take a value in the placement `need`: one level later if that needs a wave."""
     return earliest.get(id(value.node), 0) + needs_exchange(value.placement, need)

@@ -68,6 +68,7 @@ class _PieceSearch:
         self._cuts: dict[Key, tuple[int, ...]] = {}
 
     def read(self, program: Program) -> None:
+        """Go through a program and the programs of its branches and loops, from the last op to the first."""
         for node in reversed(program.nodes):
             for body in node.bodies:
                 if node.type in _BRANCHES:

@@ -104,7 +104,10 @@ def note_step() -> None:
     _steps += 1
     _has_unchecked = True
     period = settings.get_settings().drift_steps
-    if period and not _are_differences_expected and (_steps & (_steps - 1) == 0 or _steps % period == 0):
+    if not period or _are_differences_expected:
+        return
+    is_power_of_two = _steps & (_steps - 1) == 0
+    if is_power_of_two or _steps % period == 0:
         compare_weights(f"after {_steps} steps")
 
 

@@ -1,4 +1,8 @@
-"""The arguments of a call of a `tf.function` or a model: which of them have rows, and which trace the call needs."""
+"""The arguments of a call of a `tf.function` or a model: which of them have rows, and which trace the call needs.
+
+In `step(x, y, rate)` with tensors `x` and `y` of 64 rows, `x` and `y` have the rows that ranks divide. Calls with equal
+keys (`Arguments.make_key`) have the same trace, so a further call finds the plan of an earlier one by its key.
+"""
 
 from __future__ import annotations
 

@@ -26,14 +26,15 @@ def order_collectives(graph: Any, needed: Sequence[Any]) -> tuple[list[Any], lis
     """Finds the collectives of a run, and adds an op that completes the turns in branches that are not taken.
 
     A collective has no turn here if it may run any number of times: in a loop, in a branch within a called function, in
-    a `tf.switch_case`, or in a function that several ops call. Nothing orders it among the others.
+    a `tf.switch_case`, or in a function that several ops call. Nothing orders it among the other collectives.
 
     needed: the ops of the run in the order of their creation.
     Returns a list of the op, empty if no collective is in a branch; and the turns in the order in which they are to
     run. Both are empty if there is only one turn.
     """
     found = [(op, turn, branch) for op in needed for turn, branch in _find_turns(graph, op)]
-    # A turn that comes from several places would be taken in the first of them.
+    # Leave out collectives in loops. Also leave out a collective in a function that several ops call: its turn, a
+    # single number, would be complete after the first call.
     callers = collections.Counter(turn for op in needed for turn in _list_all_turns(graph, op))
     found = [
         (op, turn, branch)
@@ -42,7 +43,7 @@ def order_collectives(graph: Any, needed: Sequence[Any]) -> tuple[list[Any], lis
     ]
     if len(found) < 2:
         return [], []
-    passes = []
+    passes = []  # the ops that complete turns of branches that are not taken
     finalized = graph.finalized
     graph._unsafe_unfinalize()
     with graph.as_default(), tf.control_dependencies(None):
@@ -53,6 +54,8 @@ def order_collectives(graph: Any, needed: Sequence[Any]) -> tuple[list[Any], lis
                 branches.append((op.inputs[0], branch, op._get_control_flow_context()))
             for predicate, taken, context in branches:
                 with _enter_context(graph, context):
+                    # `Switch` gives one of its two outputs, by the value of the predicate. The op that completes the
+                    # turn takes the output of the other branch, so it runs only if the other branch is taken.
                     outputs = tf.raw_ops.Switch(data=predicate, pred=predicate)
                     passes.append(ops.pass_turn(outputs.output_false if taken else outputs.output_true, turn))
         together = [tf.group(*passes)] if passes else []
@@ -62,8 +65,9 @@ def order_collectives(graph: Any, needed: Sequence[Any]) -> tuple[list[Any], lis
 
 
 def _find_turns(graph: Any, op: Any) -> list[tuple[int, bool | None]]:
-    """The turns of an op's collectives. With each: the value of the op's predicate with which it runs; None: it always
-    runs.
+    """(turn, branch) of each of an op's collectives, without those in a branch or loop within a function.
+
+    branch: the value of the op's predicate with which the collective runs; None: it always runs.
     """
     if op.type in ops.OP_TYPES:
         return [(op.get_attr("turn"), None)]
@@ -89,8 +93,9 @@ def _list_all_turns(graph: Any, op: Any) -> list[int]:
 
 
 def _walk_function(graph: Any, name: str, always_runs: bool = True) -> Iterator[tuple[int, bool]]:
-    """The turns of the collectives of a function and of the functions that it calls. With each: whether each run of the
-    function runs it, so that it is in no branch or loop within the function.
+    """(turn, always_runs) of each collective of a function, also in functions that it calls.
+
+    always_runs: each run of the function runs the collective, which is in no branch or loop within the function.
     """
     definition = getattr(graph._get_function(name), "cached_definition", None)
     for node in definition.node_def if definition is not None else ():

@@ -32,7 +32,7 @@ class Event:
 
 
 class Watcher:
-    """A callback of the library in Keras' list of callbacks, which raises events."""
+    """A callback of the library in Keras' list, which raises events. The class tells it from the script's callbacks."""
 
 
 copy_begins = Event()

@@ -37,8 +37,8 @@ class RankExchanger:
     checked: a gradient that is not finite is an error.
 
     The number of rows of the batch travels with the sums, so ranks whose batches have different numbers raise an error.
-    The last sums with gradients of a step count, and are recorded, as one update. If updates are overlapped, gradients
-    that travel in earlier waves are parts of that update.
+    The last sums with gradients of a step count, and are recorded, as one update. If updates are overlapped, so that
+    gradients travel while the step computes others (`overlap`), gradients of earlier waves are parts of that update.
     """
 
     def __init__(self, place: str, is_ordered: bool = True, checked: bool = False):
@@ -91,16 +91,16 @@ class RankExchanger:
         # Indices of floating-point sums:
         early = list[int]()  # of gradients for which the wave need not wait: a part of an overlapped update
         checked = list[int]()  # of gradients that are checked for finite values
-        inline = list[int]()  # of the last wave, that cannot be overlapped: in `sums` they would hinder the others
-        sums = list[int]()  # the others
+        inline = list[int]()  # of the last wave, that cannot be overlapped: a message with one of them is not
+        sums = list[int]()  # all other sums
         # Indices of other requests, each with a message of its own; and of `owned` requests, by kind and dtype:
-        others = list[int]()
+        single = list[int]()
         owned: dict[tuple[str, str], list[int]] = {}
         for index, request in enumerate(requests):
             if request.owned:
                 owned.setdefault((request.kind, request.tensor.dtype.name), []).append(index)
             elif request.kind != "sum" or request.tensor.dtype.name not in _SUMMED:
-                others.append(index)
+                single.append(index)
             elif labels[index] is not None and can_wait[index] and not is_last and self._is_overlapped(request):
                 early.append(index)
             elif self.checked and labels[index] is not None:
@@ -124,7 +124,7 @@ class RankExchanger:
             yield add_up(sums, checked=False, is_update=is_update)
         if inline:
             yield add_up(inline, checked=False, is_update=False)
-        for index in others:
+        for index in single:
             yield [index], self._gather_one if requests[index].kind == "gather" else self._reduce_one
         for (kind, _), indexes in owned.items():
             yield indexes, self._gather_pieces if kind == "gather" else self._reduce_numbers
@@ -178,7 +178,9 @@ class RankExchanger:
     def _gather_one(self, requests: Sequence[Request], batch_slice: Slice) -> list[Any]:
         tensor = requests[0].tensor
         whole = self._gather(tensor, batch_slice.contributes)
-        if world.get_world().is_phantom:  # one copy of this rank's rows for each rank; the batch may have fewer rows
+        # In `matex plan` the other ranks do not exist (`is_phantom`). The gathered rows are then a copy of this rank's
+        # rows for each rank, and the batch may have fewer rows.
+        if world.get_world().is_phantom:
             whole = whole[: tf.shape(tensor, tf.int64)[0] * batch_slice.total // batch_slice.count]
         return [whole]
 

@@ -60,11 +60,12 @@ class fail_together:
         # Otherwise it is an error of this rank: announce it, which ends the collective in which the other ranks wait.
         is_of_other_rank = ops.count_completed(_FAILURE) != self.failures_before
         if not is_of_other_rank:
-            with contextlib.suppress(errors.MismatchError):  # for the other ranks; this rank has `error` to raise
+            # If other ranks wait in a collective, the rendezvous fails, there and here. The errors are exchanged below.
+            with contextlib.suppress(errors.MismatchError):
                 ops.rendezvous(_FAILURE, 0, f"{self.place}: {error.message}")
             if ops.read_failure():  # the other ranks are not within a step, so the sequence has ended
                 return
-        # Exchange the errors, and raise the first one on all ranks.
+        # Exchange the errors (None: this rank has no error of its own), and raise the first one on all ranks.
         mine = None if is_of_other_rank else (error.error_code, error.message)
         everyone = objects.allgather(mine, "which ranks failed in a step")
         variables.synchronize_variables(self.used, "comparing variables after an error in a step")
@@ -76,7 +77,7 @@ class fail_together:
         rank, code, message = min(failed, key=lambda failure: failure[1] == tf.errors.FAILED_PRECONDITION)
         first_kind = tf.compat.v1.errors.exception_type_from_error_code(code)
         host = world.get_world().hosts[rank]
-        # `from None`: the text repeats that of the error, and the frames of `error` are inside of TensorFlow.
+        # `from None`: the new text has the text of `error`, and the frames of `error` are inside of TensorFlow.
         raise first_kind(None, None, f"rank {rank} ({host}) failed in {self.place}: {message}") from None
 
 

@@ -3,6 +3,9 @@
 Their hooks call `call_function`. It finds the plan of the call, and makes one if there is none. Then all ranks compute
 the call by the plan, or every rank computes it whole. A function may have several plans: one for each trace, for
 example for batches of 64 rows and for the last batch of 16 rows.
+
+An argument is a *source* if it is an iterator or a dataset, from which the function takes batches. It is *own* if its
+rows are on this rank only (`own_data`). The `source` of a plan is the op that takes the batch.
 """
 
 from __future__ import annotations
@@ -31,7 +34,10 @@ _interceptors: list[Callable[..., Any]] = []  # the innermost last
 
 @contextlib.contextmanager
 def intercept_calls(interceptor: Callable[..., Any]) -> Iterator[None]:
-    """Within the context, `interceptor(original, function, args, kwargs)` makes the calls of the main thread."""
+    """Within the context, `interceptor(original, function, args, kwargs)` makes the calls of the main thread.
+
+    Asynchronous training uses it (`apart.async_fit`): there a call of Keras' train function is a turn of one rank.
+    """
     _interceptors.append(interceptor)
     try:
         yield
@@ -63,10 +69,11 @@ class _Plans:
         return plan
 
     def _find_by_trace(self, function: Any, arguments: Arguments) -> StepPlan:
+        """The plan of a call by its trace, which is made now if TensorFlow has none. Collective if the plan is new."""
         args, kwargs = arguments.given
         for leaf in arguments.leaves:
             if isinstance(leaf, tf.data.Dataset) and own_data.is_own(leaf):
-                own_data.note_dataset(leaf)
+                own_data.note_dataset(leaf)  # so that the trace knows its rows as this rank's own
         place = report.name_step(function)
         try:
             traced = capture.trace_step(function, args, kwargs)

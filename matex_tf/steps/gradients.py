@@ -48,6 +48,7 @@ def _find_owner(source: Any) -> Any:
 def make_label(variable: Any) -> Label:
     def make() -> Label:
         number = next(_count)
+        # Compiled steps keep prepared requests by these numbers.
         weakref.finalize(variable, xla.forget_variable, number).atexit = False
         return Label(str(variable.name).removesuffix(":0"), number)
 

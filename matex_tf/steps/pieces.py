@@ -3,6 +3,9 @@
 With `MATEX_STRATEGY=sharded`, and in trials of `auto`, each rank stores a piece of each large optimizer variable, a
 `PieceVariable` (`piece_variables`). The step of each plan uses them by `StepPieces`. Code that may read such a variable
 on one rank alone needs whole variables.
+
+The *cuts* of a variable are the index of the first entry of each rank's piece, and the end of the last piece. They may
+be empty until ranks have chosen them. A variable that is *refused* stays whole for good.
 """
 
 from __future__ import annotations
@@ -152,7 +155,8 @@ class StepPieces:
             return
         if self._count_whole is None:
             self._count_whole = _make_count([variable.handle for variable in variables])
-        # All variables must be whole, or none if the step takes pieces: `_whole` is empty then.
+        # A step that takes whole variables needs as many as `_whole` has. A step that takes pieces needs no whole
+        # variable, and its `_whole` is empty.
         if self._count_whole().numpy() == len(self._whole):
             return
         for variable in variables:
@@ -163,7 +167,7 @@ class StepPieces:
 
 
 def _make_count(handles: Sequence[Any]) -> Any:
-    """A function that counts the handles whose resources exist: their variables are whole."""
+    """A function that counts the whole variables: the resource of a handle exists only while its variable is whole."""
 
     def count() -> Any:
         exist = [tf.raw_ops.VarIsInitializedOp(resource=handle) for handle in handles]

@@ -252,7 +252,7 @@ class StepPlan:
                 "alone, as those of tf.random.stateless_uniform would be"
             )
         program = self.program
-        if program is None or self._copies or list(divided) != self.divided:  # `program` is that of the first copy
+        if program is None or self._copies or list(divided) != self.divided:  # `self.program` is for the first copy
             program = self._read(divided)
         with self.copy_kind.make_within():
             self._copies[key] = self._make_copy(program, divided)

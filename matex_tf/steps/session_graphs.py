@@ -58,7 +58,7 @@ def add_to(graph: Any) -> Iterator[None]:
 def use_v2_behavior() -> Iterator[None]:
     """Within the context TF2 shapes (sizes are ints) and TF2 control flow (branches are functions) are on.
 
-    Collectives in functions run in order, and no rank waits for a collective of a branch that is not taken.
+    The reason: collectives in functions run in order, and no rank waits for a collective of a branch that is not taken.
     """
     v1 = tf.compat.v1
     had_shapes, had_control_flow = isinstance(tf.TensorShape([1])[0], int), v1.control_flow_v2_enabled()
@@ -100,6 +100,7 @@ class SessionCopy(Copy):
         self.graph, self.starts = graph, dict[str, Any]()
 
     def create_op(self, node: Node, inputs: Sequence[Any], **changes: Any) -> list[Any]:
+        """Create the op of a node with other inputs; for a random op that `is_counted`, its stateless form."""
         op = node.op
         if not is_counted(op) or op.graph is not self.graph:
             return super().create_op(node, inputs, **changes)

@@ -133,8 +133,10 @@ class SessionPlan:
         needed = list_needed(graph, {tensor.name for tensor in fed}, tensors, operations)
         batch = batch or ([] if are_own else _find_iterator_batch(needed))
         self.sliced_count = len(batch)
-        # Random ops without a seed are copied, too. As reused ops they would give each rank other numbers. An op that
-        # must continue a sequence, and that no copy can, is reused.
+        # Ops that depend on rows are copied; the others are reused, which means that the script's own op runs
+        # (`subgraphs`). Random ops without a seed are copied, too. As reused ops they would give each rank other
+        # numbers. A random op with a seed continues a sequence of numbers. If no copy of the op can continue it (only
+        # `is_counted` ops can), the op is reused.
         rows = batch or [tensor for tensor in fed if sources.has_open_rows(tensor.shape)]
         kept = [op for op in needed if has_sequence(op) and not session_graphs.is_counted(op) and not are_own]
         self.part = SessionSubgraph(needed, fed, rows, tensors, operations, filter(has_no_seed, needed), kept)
@@ -149,6 +151,7 @@ class SessionPlan:
         else:
             if self.trained:
                 report.say_whole(PLACE, report.explain_no_work(self.program) or self.why_whole, is_usual=False)
+            # Shared runs draw these numbers in copies, so this run must continue their sequences in a copy, too.
             if any(map(session_graphs.is_counted, self.part.copied)) and not any(map(has_no_seed, self.part.copied)):
                 self._copy_whole()
         if self.why_whole and self.has_collectives:

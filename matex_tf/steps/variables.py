@@ -1,4 +1,8 @@
-"""Compares variables between ranks. If a variable differs, all ranks get rank 0's value."""
+"""Compares variables between ranks. If a variable differs, all ranks get rank 0's value.
+
+Ranks first compare one hash of all values. If these hashes differ, they compare the variables one by one, and rank 0
+sends the values that differ. Variables that have been compared are recorded, so that later calls find the new ones.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +57,7 @@ def _select_readable(variables: Iterable[Any]) -> list[Any]:
     for variable in variables:
         inner = find_tf_variable(variable)
         is_variable = hasattr(inner, "assign") and hasattr(inner, "dtype")
-        is_in_pieces = getattr(inner, "is_in_pieces", bool)()  # `bool()`, which is false: no `PieceVariable`
+        is_in_pieces = hasattr(inner, "is_in_pieces") and inner.is_in_pieces()  # only a `PieceVariable` has the method
         if is_variable and id(inner) not in seen and not is_in_pieces:
             seen.add(id(inner))
             found.append(variable)

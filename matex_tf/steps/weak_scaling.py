@@ -83,8 +83,8 @@ def group_source(source: Any) -> Any:
     def join_component(batches: Any) -> Any:
         """Concatenate a component of the batches, given with the added axis 0: from (ranks, rows, ...) to (rows, ...).
 
-        A component without rows, such as one number for each batch, cannot be concatenated: it is that of the first
-        batch.
+        A component without rows, such as one number for each batch, cannot be concatenated: the result is the component
+        of the first batch.
         """
         if batches.shape.rank == 1:
             return batches[0]

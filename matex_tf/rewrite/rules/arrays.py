@@ -90,6 +90,7 @@ def pad(node: Node) -> Decision:
 
 @register_rule("ReverseSequence", linear=0)
 def reverse_sequence(node: Node) -> Decision:
+    """Input 0 has the sequences, along the axis `batch_dim`; input 1, a vector, has their lengths."""
     axis, first = node.read_attribute("batch_dim"), node.get_placement(node.find_input_with_rows((0, 1)))
     require(first.axis == axis or not node.get_placement(0).is_sharded)
     placement = shard(axis, first.rows)

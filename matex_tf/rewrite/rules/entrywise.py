@@ -133,6 +133,7 @@ def _combine_sizes(node: Node, combine: Callable[[Size, Size], Size | None]) -> 
     if SIZES not in kinds or not len(terms) == len(node.inputs) == 2:
         return None
     length = max(map(len, terms))
+    # A single number is broadcast against a vector.
     first, second = (sizes * length if len(sizes) == 1 else sizes for sizes in terms)
     combined = [combine(a, b) if a.rows or b.rows else Size() for a, b in zip(first, second)]
     if len(first) != len(second) or None in combined:

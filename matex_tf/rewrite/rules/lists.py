@@ -52,8 +52,9 @@ def put(node: Node) -> Decision:
     if any(rows.chosen is not None for rows in all_rows):
         item = WHOLE  # the masks of different turns select different rows
     item = item._replace(index_rows=None, is_zero=False)
-    # A whole item for a list of rows is sliced. Any other item is brought to the placement of the old
-    # items, or is whole as they are.
+    # The first item of a list gives the list its placement. Of a later item there are two cases:
+    # - A whole item for a list of rows, with as many entries as the ranks have together: it is sliced.
+    # - Any other item: it can be brought to the placement of the old items, or both are whole. Else no rule applies.
     if old_item is not None and item.is_replicated and node.has_length(item_input, old_item):
         item = old_item
     elif old_item is not None:
@@ -75,6 +76,7 @@ def _keep_sizes(node: Node, index: int, item: Placement | None = None) -> Placem
     if node.get_placement(index).kind == SIZES:
         return None
     constant = node.inputs[index].constant
+    # The shape is needed as it is, unless it fixes the number of rows of the items.
     if item is None or not item.is_sharded or constant is None or constant.ndim == 0 or constant[item.axis] < 0:
         return WHOLE
     sizes = [Size(None, int(size)) for size in constant]
@@ -125,6 +127,7 @@ def find_item_shape(node: Node) -> Decision:
 
 @register_rule("OptionalFromValue")
 def wrap(node: Node) -> Decision:
+    """A single value keeps its placement in the optional. Several values, and sizes, are brought to whole tensors."""
     is_kept = len(node.inputs) == 1 and node.get_placement(0).kind != SIZES
     return node.decide([None], list_of(node.get_placement(0))) if is_kept else node.decide([], list_of(WHOLE))
 

@@ -1,7 +1,9 @@
 """Rules for ragged rows: the words of texts, dense rows made of them, and sequences of labels.
 
-Entries of ragged rows come with the numbers of their rows. A rule converts these numbers between the script's tensor
-and a rank's: if rank 1 has texts 3 and 4, its text 0 is the script's text 3.
+Entries of ragged rows come with the numbers of their rows, a tensor whose placement has `index_rows`. A rule converts
+these numbers between the script's tensor and a rank's: if rank 1 has texts 3 and 4, its text 0 is the script's text 3.
+
+The functions `emit` create the ops of a rank. Their argument `copy` (`emit.Copy`) knows the rank's slice of the batch.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ def split_texts(node: Node) -> Decision:
     """
     rows = node.require_rows().rows
     require(node.count_axes(0) == 1 and rows.is_contiguous)
+    # As with rows that a mask selects, the number of a rank's words depends on the data: `Rows.chosen` is set.
     words = shard(0, Rows(rows.blocks, ("parts", node.inputs[0].key)))
 
     def emit(copy: Any, texts: Any, separator: Any) -> list[Any]:

@@ -94,12 +94,12 @@ def take_extreme(node: Node) -> Decision:
     A rank without rows computes a row of another rank, which does not change the maximum or minimum. No collective
     combines products (`multiply`), or maxima and minima of other dtypes.
     """
-    given = _keep_rows(node)
-    if given is None:  # the rows are reduced
+    result = _keep_rows(node)
+    if result is None:  # the rows are reduced
         require(node.type in _REDUCTIONS and node.inputs[0].dtype.name in _COMPARABLE)
         require(node.get_placement(0).rows.chosen is None)  # a rank may have no selected rows
-        given = Placement(PARTIAL, reduction=_REDUCTIONS[node.type])
-    return node.decide([None], given, shapes=[_find_shape(node)])
+        result = Placement(PARTIAL, reduction=_REDUCTIONS[node.type])
+    return node.decide([None], result, shapes=[_find_shape(node)])
 
 
 @register_rule("EuclideanNorm")
@@ -132,10 +132,14 @@ def _is_cheaper_gathered(node: Node) -> bool:
 
 
 def _add_entries(node: Node, data: Placement, indices: Placement) -> Decision:
-    """Decide on an op that adds up entries with equal indices. A rank adds up its own entries, to a partial sum."""
+    """Decide on an op that adds up entries with equal indices. A rank adds up its own entries, to a partial sum.
+
+    data, indices: the placements of the entries and of their indices.
+    """
     if _is_cheaper_gathered(node):
         return node.decide_whole()
     placement = indices if indices.is_sharded else data
+    # Rows that a mask selects cannot be cut from a whole tensor: a rank knows the selection of its own rows only.
     require(placement.rows.chosen is None or data.has_layout(indices))
     placement = shard(*placement.layout)
     return node.decide([placement, placement], SUM)
@@ -147,6 +151,7 @@ def add_segments(node: Node) -> Decision:
     data, indices = node.get_placement(0), node.get_placement(1)
     if indices.is_sharded or (data.is_sharded and data.axis < node.count_axes(1)):
         return _add_entries(node, data, indices)
+    # The rows are along an axis that the indices do not have. It stays; one axis replaces the axes of the indices.
     data = node.require_rows()
     return node.decide([None], shard(data.axis - node.count_axes(1) + 1, data.rows))
 
@@ -161,6 +166,7 @@ def scatter(node: Node) -> Decision:
 
 @register_rule("Bincount DenseBincount")
 def count_numbers(node: Node) -> Decision:
+    """How often each number occurs, or the sum of its weights: in all rows, or (DenseBincount, matrix) in each row."""
     numbers = node.require_rows()
     require(numbers.rows.chosen is None)
     has_weights = node.read_shape(2)[:1] != [0]

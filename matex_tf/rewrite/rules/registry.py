@@ -3,6 +3,8 @@
 A rule need only handle inputs with rows. For other inputs it may raise NoRuleError. The op then takes whole tensors, as
 an op without a rule does (`decide_without_rule`). Partial sums are an exception: an op that is linear in an input, such
 as the multiplication by a whole tensor, takes a partial sum unchanged there, and its result is a partial sum, too.
+
+*Sizes* are the numbers of a vector of the placement SIZES, such as the shape [n, 3] of a batch of n rows.
 """
 
 from __future__ import annotations
@@ -94,7 +96,7 @@ def decide_without_rule(node: Node) -> Decision:
 
 def keep_sum(node: Node, linear: int | slice = 0) -> Decision:
     """For an op that is linear in these inputs: partial sums give a partial sum, and zeros give zeros."""
-    if all(value.placement is WHOLE for value in node.inputs):
+    if all(value.placement is WHOLE for value in node.inputs):  # a shortcut for the usual case
         return node.decide_whole()
     indexes = _select(node, linear)
     terms = [node.get_placement(index) for index in indexes]

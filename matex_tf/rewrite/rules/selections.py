@@ -2,6 +2,8 @@
 
 Indices may be numbers of rows of the script's batch. If rank 1 has rows 3 and 4, its row 0 is the script's row 3: a
 rule adds or subtracts the index of the rank's first row.
+
+The functions `emit` create the ops of a rank. Their argument `copy` (`emit.Copy`) knows the rank's slice of the batch.
 """
 
 from __future__ import annotations
@@ -27,14 +29,18 @@ def gather(node: Node) -> Decision:
     if node.type == "GatherV2":
         axis, batch_axes = node.read_axes(2, node.count_axes(0))[0], node.read_attribute("batch_dims")
         batch_axes += node.count_axes(1) if batch_axes < 0 else 0
+    # The indices number rows of the table, which is sharded along the same axis.
     if indices.index_rows is not None and table.is_sharded and axis == batch_axes == 0 and node.count_axes(1) == 1:
         return _take_own(node, tf.gather)
+    # Table and indices have their first axes in common, among them the axis of the rows.
     if batch_axes:
         placement = shard(*(table if table.is_sharded else indices).layout)
         require(placement.axis < batch_axes)
         return node.decide([node.bring_rows(0, placement), node.bring_rows(1, placement)], placement)
+    # Each rank selects from the whole table by its own indices.
     if indices.is_sharded:
         return node.decide([WHOLE, None], shard(axis + indices.axis, indices.rows))
+    # Only the table has rows, along an axis from which the op does not select.
     require(table.axis != axis)
     new_axis = table.axis if table.axis < axis else table.axis - 1 + node.count_axes(1)
     return node.decide([None], shard(new_axis, table.rows))

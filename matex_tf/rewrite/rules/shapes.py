@@ -30,7 +30,7 @@ def constant(node: Node) -> Decision:
 def fill_like(node: Node) -> Decision:
     placement = node.get_placement(0)
     if placement.is_sharded:
-        return node.decide([None], shard(*placement.layout))
+        return node.decide([None], shard(*placement.layout))  # the same rows, without facts about the old values
     if placement.kind == LIST:
         return node.decide([None], placement)
     # The op reads only the shape, and the shape of a partial sum is the script's.
@@ -39,6 +39,7 @@ def fill_like(node: Node) -> Decision:
 
 @register_rule("Fill")
 def fill(node: Node) -> Decision:
+    """The result has the rows that input 0, its shape, counts. Input 1 is the number that fills it."""
     filled = find_rows(node.read_sizes(0)) if node.get_placement(0).kind == SIZES else None
     if filled is None:
         return node.decide([], ZERO if node.get_placement(1).is_zero else WHOLE)
@@ -100,6 +101,7 @@ def _find_new_axis(placement: Placement, old_shape: list[int | None], new_sizes:
     require(unit is not None and new_length.rows.chosen is None)
     if factor is None and new_unit is not None and unit and new_unit % unit == 0:
         factor = new_unit // unit
+    # A rank's entries of a single block are consecutive, before and after. So the new length suffices.
     if factor is None and len(rows.blocks) == 1:
         return axis, new_length.rows
     return axis, _scale(rows, factor)
@@ -150,13 +152,13 @@ def squeeze(node: Node) -> Decision:
 @register_rule("EnsureShape", linear=0)
 def ensure(node: Node) -> Decision:
     placement, wanted = node.require_rows(), node.read_attribute("shape")
-    require(wanted.unknown_rank or wanted.dim[placement.axis].size < 0)
+    require(wanted.unknown_rank or wanted.dim[placement.axis].size < 0)  # a slice lacks the script's fixed length
     return node.decide([None], placement)
 
 
 @register_rule("Bitcast")
 def bitcast(node: Node) -> Decision:
-    require(node.count_axes(0) == node.op.outputs[0].shape.rank)
+    require(node.count_axes(0) == node.op.outputs[0].shape.rank)  # dtypes of other sizes add or remove the last axis
     return compute_entries(node)
 
 

@@ -205,7 +205,7 @@ class CallPlan:
             return list(pack_tensors(self.gradients, results))
 
         record.record_operation("SharedCall", differentiable, list(followed), compute_gradients)
-        # Tag each result from which others are computed, for `find_computed`.
+        # Tag each result from which other results are computed, for `find_computed`.
         for result, positions in zip(differentiable, self.computed_from):
             if positions:
                 tags.set_tag(result, _COMPUTED_FROM, ([differentiable[index] for index in positions], self))

@@ -115,7 +115,7 @@ class _Call:
         plan = kind.plans[key]
         if plan.why_whole:
             return self._compute_whole(kind)
-        kind.why = kind.later_why
+        kind.why = kind.later_why  # set if the kind has as many plans as it may have (`_MAX_PLANS`)
         followed = [tensor for tensor, is_followed in zip(tensors, are_followed) if is_followed]
         outputs = plan.call(tensors, self.arguments.rows, followed)
         kind.restore = None  # the Python code has run once for this call, in the trace, so its changes stay
@@ -129,6 +129,7 @@ class _Call:
                 whole_code.note_reason(tapes, f"the calls of '{self.name}' {ONE_ROW}")
             return None
         kinds = find_kinds(self.owner)
+        # The names of the tensors that Keras has attached to each argument, such as a mask.
         attached = tuple(tuple(list_attached(leaf)) for leaf in arguments.leaves)
         key = len(tapes), attached, arguments.make_key()
         if not arguments.has_lasting_key:

@@ -169,9 +169,11 @@ def watch_call(plain: Callable[[], Any], kind: Kind, links_results: bool) -> Any
 def compute_gradients(compute: Callable[[Any, Any], Any], sources: Any, unconnected: Any) -> Any:
     """The result of `compute(sources, unconnected)`, the gradients of a tape. Sources may be results of calls.
 
-    A call computes its results from one another: of `features, prediction = model(x)`, the prediction from the
-    features. Watched calls return tensors that follow the script's own (`watch_call`), to which the recorded ops lead.
-    So the gradient of the followed tensor is taken, unless the tape does not know it. A shared call has no such ops.
+    In `features, prediction = model(x)` the prediction is computed from the features, and a script may ask for its
+    gradient with respect to the features. There are two cases:
+    - Watched calls return copies (`watch_call`), but the prediction was computed from the original of `features`. So
+      the gradient with respect to the original is taken; if there is none, the gradient with respect to the copy.
+    - For a tape, the results of a shared call do not depend on one another. So such a gradient is an error.
 
     unconnected: what TensorFlow gives in place of None.
 
