@@ -116,15 +116,14 @@ class View(Layers):
         - a folder whose files are all in the upper layer,
         - a missing file in a folder that is only in the upper layer, because the process may create the file.
 
-        Else the path on the disk, also for a folder with files of both layers: no real folder has all of them.
+        Else the path on the disk, also for a folder with files of both layers: no real folder has all of them. A folder
+        that this rank has removed and created again has files of both if files were saved there for all (`show_file`).
         """
         folder = os.path.dirname(key)
         if not self.is_own(key):
-            is_in_upper = self.is_own(folder) and self.locate_lower(folder) is None
-        elif self.is_folder(key):
-            is_in_upper = self.locate_lower(key) is None or self.has_only_own(key)
+            is_in_upper = self.locate_lower(key) is None and self.is_own(folder) and self.locate_lower(folder) is None
         else:
-            is_in_upper = True
+            is_in_upper = not self.is_folder(key) or self.has_only_own(key)
         if not is_in_upper:
             return key
         self.stop_caching(key if os.path.isdir(self.locate_upper(key)) else folder)  # the process may write there

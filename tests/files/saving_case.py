@@ -6,6 +6,7 @@ Every rank asserts. What it saves must be the same set of files as that of the s
 import os
 import pathlib
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -49,6 +50,8 @@ for _ in range(2):
     other.load_weights("out/model.weights.h5")
     same(model, other)
     assert sorted(os.listdir("out")) == ["model.h5", "model.keras", "model.weights.h5"]
+    listed = subprocess.run(["ls", "out", "out/model.keras"], stdout=subprocess.PIPE, check=True, text=True).stdout
+    assert listed == "out/model.keras\n\nout:\nmodel.h5\nmodel.keras\nmodel.weights.h5\n"
     model.fit(x, y, verbose=0)
 
 # Over what is there once the user says so, who is asked by one rank.
