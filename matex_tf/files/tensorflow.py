@@ -236,10 +236,8 @@ def _find_all_readable(names: Any) -> Any:
 
     if hasattr(names, "numpy"):  # an eager tensor
         return tf.constant(find(names.numpy()), tf.string)
-    with real_files.use_real_files():
-        if overlay.get_own_view().is_untouched():  # at this time, this rank sees the files of the disk
-            return names
-    # A tensor of a graph: the files are found when the graph runs.
+    # A tensor of a graph: the files are found when the graph runs. Also if this rank's view equals the disk at this time:
+    # the rank may write files, or rank 0 may be ahead, before a later run.
     paths = tf.numpy_function(find, [names], tf.string, name=real_files.PLACES_OF_FILES)
     paths.set_shape(names.shape)
     return paths

@@ -46,3 +46,35 @@ def test_a_file_that_nobody_closes_ends_no_run_with_an_error(tmp_path):
     netCDF4.Dataset(tmp_path / "a.nc", "w").close()
     ended = launch.run(2, HELD, str(tmp_path / "a.nc"), cold=True).check()
     assert "AttributeError" not in ended.output and "excepthook" not in ended.output
+
+
+TRACED = """
+import sys
+import tensorflow as tf
+import matex_tf
+from matex_tf.runtime import real_files
+
+world = sys.modules["matex_tf.world.world"]
+is_first = world.get_world().rank == int(sys.argv[1])
+read = tf.function(tf.io.read_file, autograph=False).get_concrete_function(tf.TensorSpec([], tf.string))
+
+def wait():  # without a collective, after which the ranks would be at another place of the script
+    with real_files.use_real_files():
+        world.get_communicator("control").barrier()
+
+wait()
+if not is_first:
+    wait()
+for text in ("one", "two"):
+    with open("file", "w") as file:
+        file.write(text)
+    assert read(tf.constant("file")).numpy().decode() == text
+if is_first:
+    wait()
+"""
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_graph_reads_what_a_rank_has_written_since_it_was_traced(first, tmp_path):
+    launch.run(2, TRACED, first, cwd=tmp_path).check()
+    assert (tmp_path / "file").read_text() == "two"
