@@ -7,6 +7,7 @@ import gc
 import os
 import signal
 
+import hypothesis
 import pytest
 
 import launch
@@ -32,6 +33,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    examples = 300 if config.getoption("--all") else 40
+    hypothesis.settings.register_profile("of this run", hypothesis.settings.default, max_examples=examples)
+    hypothesis.settings.load_profile("of this run")
     if not config.getoption("--all"):
         gc.set_threshold(50_000)  # to look through TensorFlow's half million objects took a fifteenth of the time
     # Where files run at once, a rank that looks for another now and then takes no core from one that computes.

@@ -108,11 +108,10 @@ TAGS: dict[str, dict] = {
     "cases/metrics": {"more_keras": ("2",)},
     "cases/predict": {"keras": ("2",), "more_keras": ("3",), "whole": ("one row", "eager")},
     "cases/rank_zero": {
-        **OVERLAPPED,
         "more_keras": ("2",),
-        "more_ways": ("2 sharded", "2 serve", "1 of 2 only serves", "2 elastic"),
+        "more_ways": ("3 overlapped", "2 sharded", "2 serve", "1 of 2 only serves", "2 elastic"),
     },
-    "cases/read_ahead": {"keras": ("2", "3"), "more_ways": ("3", "2 elastic")},
+    "cases/read_ahead": {"more_keras": ("2",), "more_ways": ("3", "2 elastic")},
     "cases/results": {"keras": ("2", "3")},
     "cases/row_mixing": {**OVERLAPPED, "within": 1e-8, "more_ways": ("2",)},
     "cases/styles": {

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -48,27 +49,27 @@ class Meeting:
 class Exchanger:
     sums_early = False
 
-    def __init__(self, meeting: Meeting, rank: int):
-        self.meeting, self.rank = meeting, rank
+    def __init__(self, meeting: Meeting, rank: Any):
+        self.meeting, self.rank = meeting, rank  # where ranks share a trace, a tensor
 
     def exchange(self, requests: Sequence[Request], batch_slice: Any, *_: Any) -> list[Any]:
         kinds = [one._replace(tensor=None) for one in requests]
 
-        def run(contributes: Any, *tensors: Any) -> list[Any]:
-            if self.rank == 0:
+        def run(rank: Any, contributes: Any, *tensors: Any) -> list[Any]:
+            if rank == 0:
                 self.meeting.waves += 1
                 self.meeting.bytes += sum(one.nbytes for one in tensors)
-            found = self.meeting.meet(self.rank, (kinds, bool(contributes), tensors))
+            found = self.meeting.meet(int(rank), (kinds, bool(contributes), tensors))
             assert all(part[0] == kinds for part in found), "ranks are at different collectives"
             return [
-                combine(kind, [part[2][index] for part in found if part[1] or kind.owned], self.rank)
+                combine(kind, [part[2][index] for part in found if part[1] or kind.owned], int(rank))
                 for index, kind in enumerate(kinds)
             ]
 
-        if self.rank == 0:
+        if not isinstance(self.rank, int) or self.rank == 0:
             self.meeting.requests += [one._replace(tensor=one.tensor.shape) for one in requests]
         given = [one.tensor for one in requests]
-        made = tf.numpy_function(run, [batch_slice.contributes, *given], [tensor.dtype for tensor in given])
+        made = tf.numpy_function(run, [self.rank, batch_slice.contributes, *given], [tensor.dtype for tensor in given])
         made = made if isinstance(made, list) else [made]
         for (kind, tensor, cuts, _), one in zip(requests, made):
             known = kind != "gather" or tensor.shape.rank is None
@@ -141,21 +142,23 @@ class Simulation:
         for variable, value in zip(self.variables, self.initial):
             variable.assign(value)
         found = []
-        for _ in range(steps):
-            found += [one.numpy() for one in tf.nest.flatten(self.own(*map(tf.constant, self.arguments)))]
+        with unoptimized():
+            for _ in range(steps):
+                found += [one.numpy() for one in tf.nest.flatten(self.own(*map(tf.constant, self.arguments)))]
         return found + [one.numpy() for one in self.variables]
 
-    def build(self, meeting: Meeting, rank: int, variables: Sequence[Any]) -> Callable[..., Any]:
+    def build(self, meeting: Meeting, rank: int | None, variables: Sequence[Any]) -> Any:
+        """A trace of the copy for a rank or, without one, for all ranks: each is a part of `rows` of a call."""
         own = {id(one.handle): other.handle for one, other in zip(self.variables, variables)}
         captures = [own.get(id(outer), outer) for outer, _ in self.own.graph.captures]
-        rows, flag = tf.TensorSpec([3], tf.int64), tf.TensorSpec([], tf.bool)
+        rows, flag = tf.TensorSpec([4], tf.int64), tf.TensorSpec([], tf.bool)
 
         def step(rows: Any, contributes: Any, *arguments: Any) -> Any:
-            first, count, total = tf.unstack(rows)
+            first, count, total, number = tf.unstack(rows)
             batch_slice = Slice(first, count, total, contributes, tf.logical_and(contributes, tf.equal(first, 0)))
             graph = tf.compat.v1.get_default_graph()
             inputs = [*arguments, *(graph.capture(outer) for outer in captures)]
-            copy = Copy(batch_slice, Exchanger(meeting, rank))
+            copy = Copy(batch_slice, Exchanger(meeting, number if rank is None else rank))
             if self.part_rows:
                 copy.transform = functools.partial(attach.cut_program, lambda: self.part_rows, self.left, [])
             return copy.build(self.program, inputs, [WHOLE] * len(self.program.outputs))
@@ -172,7 +175,10 @@ class Simulation:
             ]
             for rank in range(len(counts))
         ]
-        functions = [self.build(meeting, rank, variables[rank]) for rank in range(len(counts))]
+        if any(self.cuts) or draws(self.own.graph):
+            functions = [self.build(meeting, rank, variables[rank]) for rank in range(len(counts))]
+        else:
+            functions = share_trace(self.build(meeting, None, variables[0]), variables)
         ends = np.cumsum([0, *counts])
         found: list[Any] = [None] * len(counts)
         errors: list[BaseException] = []
@@ -185,7 +191,7 @@ class Simulation:
             parts = [
                 tf.constant(one if index in self.fixed else one[start:end]) for index, one in enumerate(self.arguments)
             ]
-            rows = tf.constant([start, end - start, int(ends[-1])], tf.int64)
+            rows = tf.constant([start, end - start, int(ends[-1]), rank], tf.int64)
             try:
                 made = []
                 for _ in range(steps):
@@ -196,10 +202,11 @@ class Simulation:
                 meeting.barrier.abort()
 
         threads = [threading.Thread(target=work, args=(rank,)) for rank in range(len(counts))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with unoptimized():
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
         if errors:
             raise next((error for error in errors if "BrokenBarrier" not in str(error)), errors[0])
         self.waves, self.bytes = meeting.waves // steps, meeting.bytes // steps
@@ -210,6 +217,34 @@ class Simulation:
                 for one in found:
                     one[at] = whole
         return found
+
+
+@contextlib.contextmanager
+def unoptimized() -> Iterator[None]:
+    """Functions run as they are traced: to optimize them takes TensorFlow longer. Those of launched ranks are."""
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    try:
+        yield
+    finally:
+        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
+
+
+def draws(graph: Any) -> bool:
+    """Whether ops in a graph, or in functions that it calls, may draw random numbers from a state of their own."""
+    has_state = any(op.op_def.is_stateful and "seed" in op.node_def.attr for op in graph.get_operations())
+    called = graph._functions.values()  # one of `Defun` has no graph
+    return has_state or any(not hasattr(one, "graph") or draws(one.graph) for one in called)
+
+
+def share_trace(traced: Any, variables: Sequence[Sequence[Any]]) -> list[Callable[..., Any]]:
+    """For each rank the function `traced` with its own of the `variables`; those in the trace are of the first rank."""
+
+    def make(mine: Sequence[Any]) -> Callable[..., Any]:
+        own = {id(one.handle): other.handle for one, other in zip(variables[0], mine)}
+        captured = [own.get(id(outer), outer) for outer in traced.captured_inputs]
+        return lambda *arguments: traced._call_flat(list(arguments), captured)
+
+    return [make(mine) for mine in variables]
 
 
 def find_difference(expected: Sequence[np.ndarray], given: Sequence[np.ndarray], tolerance: float = 1e-10) -> str:

@@ -20,7 +20,9 @@ def files(folder):
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("ranks, legacy", [(3, "0"), pytest.param(2, "1", marks=pytest.mark.more)])
+@pytest.mark.parametrize(
+    "ranks, legacy", [(2, "0"), *(pytest.param(*case, marks=pytest.mark.more) for case in ((3, "0"), (2, "1")))]
+)
 def test_what_is_saved_under_ranks_is_what_is_saved_alone(tmp_path, ranks, legacy):
     alone, together = tmp_path / "alone", tmp_path / "together"
     alone.mkdir()

@@ -24,7 +24,10 @@ def want(tmp_path_factory):
 
 
 @pytest.mark.timeout(500)
-@pytest.mark.parametrize("ranks, how, threads", [(2, "equal", ""), (3, "forced", "1")])
+@pytest.mark.parametrize(
+    "ranks, how, threads",
+    [(2, "equal", ""), (2, "forced", "1"), pytest.param(3, "forced", "1", marks=pytest.mark.more)],
+)
 def test_steps_of_several_batches(tmp_path, want, ranks, how, threads):
     env = {"TF_NUM_INTEROP_THREADS": threads or None, "MATEX_ADAPT": "on" if how == "forced" else None}
     env |= {**launch.ALL_FILES, "MATEX_EXPLAIN": "1"}

@@ -149,7 +149,7 @@ def test_a_run_whose_state_is_saved_ends_the_processes_that_make_items(tmp_path)
         [float(line.split()[1]) for line in one.check().stdout.splitlines() if line.startswith("LOSS")]
         for one in (
             launch.run_alone(script),
-            launch.matex_run(2, script, env={"MATEX_STATE": str(tmp_path / "state")}, timeout=120, cold=True),
+            launch.matex_run(2, script, env={"MATEX_STATE": str(tmp_path / "state")}, timeout=120),
         )
     )
     assert len(want) == len(found) == 1 and np.allclose(found, want, rtol=1e-5)

@@ -20,7 +20,7 @@ from matex_tf.readers.csv.dialect import Dialect
 from matex_tf.readers.csv.headers import sniff_delimiter
 from matex_tf.readers.csv.marks import Marks
 
-relaxed = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+relaxed = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def write(path, text, packed=False):

@@ -19,7 +19,7 @@ from opened_csv import alone, opened, write_column
 from matex_tf.readers import ReaderError
 from matex_tf.readers.csv import records
 
-relaxed = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+relaxed = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.mark.parametrize(

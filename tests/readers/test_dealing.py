@@ -55,7 +55,7 @@ def buffers(rows, cuts):
     return found
 
 
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 @given(
     st.lists(st.integers(0, 30), min_size=1, max_size=4).filter(any),
     st.sampled_from(["block", "cyclic", "batch"]),

@@ -14,7 +14,7 @@ sizes = st.integers(1, 9)
 fractions = st.sampled_from([0.0, 0.1, 0.25, 0.333, 0.5])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(deadline=None)
 @given(counts, sizes, st.sampled_from(["block", "cyclic", "batch"]), st.integers(1, 40), st.integers(0, 2))
 def test_every_row_is_dealt_once(count, size, distribution, batch_size, servers):
     deal = Deal(count, size + servers, distribution, batch_size if distribution == "batch" else None, servers)
@@ -30,7 +30,7 @@ def test_every_row_is_dealt_once(count, size, distribution, batch_size, servers)
         np.testing.assert_array_equal(deal.list_positions(rank, middle, len(rows)), rows[middle:])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(deadline=None)
 @given(st.integers(1, 200), sizes, st.integers(1, 40), st.integers(0, 2))
 def test_batches_of_the_batch_distribution_are_those_of_the_sequential_run(count, size, batch_size, servers):
     deal = Deal(count, size + servers, "batch", batch_size, servers)
@@ -46,7 +46,7 @@ def test_batches_of_the_batch_distribution_are_those_of_the_sequential_run(count
             )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(deadline=None)
 @given(st.integers(1, 2000), st.integers(1, 16), st.integers(1, 70))
 def test_consuming_such_shares_evenly_gives_those_batches(count, size, batch_size):
     # So it is the batch size alone that a training run has to know of rows that were dealt in batches.
@@ -56,7 +56,7 @@ def test_consuming_such_shares_evenly_gives_those_batches(count, size, batch_siz
         assert apportion.apportion_rows(held, first) == deal.count_taken(first)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(deadline=None)
 @given(counts, fractions, st.sampled_from([0.0, 0.1, 0.3, 0.49]), st.sampled_from(["last", "spread"]))
 def test_splits_share_out_all_rows(total, validation, testing, how):
     split = Split(total, validation, testing, how)

@@ -8,7 +8,7 @@ from opened_csv import alone, opened, write_column
 
 from matex_tf.readers import ReaderError
 
-relaxed = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+relaxed = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 # For each number of a column a way to write it is drawn.

@@ -112,7 +112,7 @@ def test_the_path_alone_tells_the_format(folder):
 records = st.lists(st.one_of(st.binary(max_size=40), st.just(b"nested"), st.just(b"large")), max_size=30)
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(records, st.integers(1, 9), st.integers(1, 4))
 def test_records_are_found_wherever_the_bytes_are_cut(tmp_path, found, size, stride):
     """Also where a record holds records: what looks like the begin of one there is none."""

@@ -196,9 +196,9 @@ import numpy as np
 keras.utils.set_random_seed(1)
 keras.config.set_floatx("float64")
 layers = [keras.Input((5,))]
-for number in range(3):
+for number in range(2):
     layers += [keras.layers.Dense(6, "tanh", name=f"d{number}"), keras.layers.BatchNormalization()]
-model = keras.Sequential([*layers, keras.layers.Dense(1, name="d3")])
+model = keras.Sequential([*layers, keras.layers.Dense(1, name="d2")])
 model.compile("adam", "mse")
 x = np.random.RandomState(1).randn(40, 5)
 history = model.fit(x, x[:, :1], batch_size=16, epochs=2, verbose=0, shuffle=False)
@@ -206,24 +206,28 @@ print("result", *history.history["loss"], *(float(np.abs(one).sum()) for one in 
 """
 
 
+@pytest.fixture(scope="module")
+def alone():
+    return launch.run_alone(SCRIPT, 1).check()
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "least, parts, settings",
     [
-        (1, 4, {}),
+        pytest.param(1, 3, {}, marks=pytest.mark.more),
         (1 << 30, 1, {}),
-        (1, 4, {"MATEX_STRATEGY": "sharded"}),
-        (1, 4, {"MATEX_CHECK_NUMERICS": "1"}),
-        (1, 4, {"TF_NUM_INTEROP_THREADS": "4"}),
+        (1, 3, {"MATEX_STRATEGY": "sharded"}),
+        (1, 3, {"MATEX_CHECK_NUMERICS": "1"}),
+        (1, 3, {"TF_NUM_INTEROP_THREADS": "4"}),
     ],
 )
-def test_an_update_has_parts_between_the_collectives_of_a_backward_pass(least, parts, settings):
+def test_an_update_has_parts_between_the_collectives_of_a_backward_pass(alone, least, parts, settings):
     """With BatchNormalization over all ranks' rows, each layer has a collective in the backward pass."""
-    alone = launch.run_alone(SCRIPT, least).check()
     together = launch.run(2, SCRIPT, least, env={**OVERLAPPED, **settings}).check()
     np.testing.assert_allclose(read_result(together), read_result(alone), rtol=1e-9)
     told = re.findall(r"^part ?(.*)$", together.output, re.MULTILINE)
     names = [re.findall(r"d\d", line) for line in told]
     traces = len(names) // parts
     assert names[:parts] * traces == names
-    assert [name for part in names[:parts] for name in part] == ["d3", "d2", "d1", "d0"]
+    assert [name for part in names[:parts] for name in part] == ["d2", "d1", "d0"]

@@ -62,7 +62,7 @@ model.compile("sgd", "mse")
 x, y = np.random.RandomState(0).rand(256, 512), np.zeros((256, 1))
 model.fit(x[:1], y[:1], batch_size=1, verbose=0)  # what a first step loads, and what it traces
 before = kilobytes("VmRSS")
-model.fit(x, y, batch_size=256, epochs=3, verbose=0)
+model.fit(x, y, batch_size=256, epochs=2, verbose=0)
 print(kilobytes("VmHWM") - before, *np.concatenate([one.ravel() for one in model.get_weights()]).tolist())
 """
 ACTIVATIONS = 256 * 8 * 512 * 64 * 8 >> 10
