@@ -236,8 +236,8 @@ def _find_all_readable(names: Any) -> Any:
 
     if hasattr(names, "numpy"):  # an eager tensor
         return tf.constant(find(names.numpy()), tf.string)
-    # A tensor of a graph: the files are found when the graph runs. Also if this rank's view equals the disk at this time:
-    # the rank may write files, or rank 0 may be ahead, before a later run.
+    # A tensor of a graph: the files are found when the graph runs, also if this rank's view equals the disk now. Before
+    # a later run of the graph, this rank may write files, or rank 0 may be ahead.
     paths = tf.numpy_function(find, [names], tf.string, name=real_files.PLACES_OF_FILES)
     paths.set_shape(names.shape)
     return paths
