@@ -34,6 +34,8 @@ _WILD = re.compile(r"[*?\[\\]")
 """A character that makes a path a pattern to TensorFlow."""
 _INDEX_SUFFIX = ".index"
 """The suffix of a file that exists once a dataset's cache, or a checkpoint, is complete."""
+_FILE_STREAM = "file://"
+"""The beginning of a stream of `tf.print` that is a file. The path follows."""
 
 
 # Paths. Functions `_find_...` map a path of the script to the real path. They return the URL of remote storage,
@@ -253,6 +255,16 @@ def _prepare_file(path: Any) -> Any:
     """The real path of a file that an op writes. Creates the folder of the file, as the op would."""
     _create_folder(path)
     return _find_writable(path)
+
+
+def _find_stream(stream: Any) -> Any:
+    """The stream of `tf.print`, with the real path if it is a file, to whose end the op writes."""
+    if not isinstance(stream, str) or not stream.startswith(_FILE_STREAM):
+        return stream
+    return _FILE_STREAM + _find_writable(stream.removeprefix(_FILE_STREAM), "a")
+
+
+_replace_argument("tensorflow.python.ops.gen_logging_ops", "print_v2", "output_stream", _find_stream)
 
 
 def _find_snapshot(path: Any) -> Any:

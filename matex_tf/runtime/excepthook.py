@@ -189,14 +189,17 @@ def _make_shown(self: Any, exc_type: Any, exc_value: Any, exc_traceback: Traceba
 def _drop_own_frames(
     trace: TracebackType | None, packages: tuple[str, ...] = ("matex_tf", "runpy")
 ) -> TracebackType | None:
-    """`trace` without the frames of these packages; unchanged if they are all frames or none."""
-    entries: list[TracebackType] = []
-    entry = trace
+    """`trace` without the frames of these packages and of their `with`; unchanged if they are all frames or none."""
+    shown: list[TracebackType] = []
+    entry, is_own, drops_any = trace, False, False
     while entry is not None:
-        entries.append(entry)
+        package = script_frames.find_package(entry.tb_frame)
+        is_own = package in packages or (is_own and package == contextlib.__name__)
+        drops_any = drops_any or is_own
+        if not is_own:
+            shown.append(entry)
         entry = entry.tb_next
-    shown = [entry for entry in entries if script_frames.find_package(entry.tb_frame) not in packages]
-    if len(shown) in (0, len(entries)):
+    if not (shown and drops_any):
         return trace
     shortened: TracebackType | None = None
     for shown_entry in reversed(shown):

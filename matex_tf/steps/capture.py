@@ -15,6 +15,8 @@ from matex_tf import tags
 from matex_tf.lazy import tf
 from matex_tf.rewrite.compiled import MUST_COMPILE
 
+_MAY_BE_FILES = {("Const", "value"), ("PrintV2", "output_stream")}
+"""Attributes, by op, that may be paths of files: they differ between ranks."""
 _IGNORED = "config config_proto container debug_name message metadata seed seed2 shared_name token".split()
 """Attributes that differ between traces of the same function."""
 
@@ -88,8 +90,8 @@ def _is_compiled(function: Any) -> bool:
 def digest_graph(graph: Any, for_ranks: bool = False) -> bytes:
     """A digest of the ops of a FuncGraph: equal for two traces with the same ops, whatever their names.
 
-    for_ranks: digest only the types and attributes of ops, in any order, and without the values of constants, which
-        may be file names. Order and connections of ops may differ: a script may update the variables of a set.
+    for_ranks: digest only the types and attributes of ops, in any order, and without `_MAY_BE_FILES`. Order and
+        connections of ops may differ: a script may update the variables of a set.
     """
     definition = graph.as_graph_def()
     library = {function.signature.name: function for function in definition.library.function}
@@ -123,8 +125,8 @@ def digest_nodes(
                 arguments = [argument.name for argument in function.signature.input_arg]
                 results = [function.ret[result.name] for result in function.signature.output_arg]
                 digest.update(digest_nodes(function.node_def, library, for_ranks, arguments, results))
-            is_value = for_ranks and (node.op, name) == ("Const", "value")
-            if not (called or name[0] == "_" or name in _IGNORED or is_value):
+            may_differ = for_ranks and (node.op, name) in _MAY_BE_FILES
+            if not (called or name[0] == "_" or name in _IGNORED or may_differ):
                 digest.update(name.encode() + value.SerializeToString(deterministic=True))
         digests.append(digest.digest())
     results_digest = b"" if for_ranks else repr(list(map(identify, gives))).encode()

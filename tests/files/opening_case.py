@@ -46,6 +46,8 @@ with tf.io.TFRecordWriter(at("records")) as writer:
     writer.write(b"two")
 tf.data.experimental.TFRecordWriter(at("more")).write(tf.data.Dataset.from_tensor_slices([b"x"]))
 tf.raw_ops.WriteFile(filename=at("raw.txt"), contents="abc")
+for step in range(2):
+    tf.print("step", step, output_stream=f"file://{at('printed.txt')}")
 np.save(at("array.npy"), np.arange(5))
 with h5py.File(at("file.h5"), "w") as file:
     file["x"] = np.arange(3)
@@ -206,6 +208,7 @@ CASES = {
     ),
     "raw_ops.ReadFile": (lambda: tf.raw_ops.ReadFile(filename=text).numpy().decode(), "a\nb\nc\n"),
     "raw_ops.WriteFile": (lambda: tf.io.read_file(at("raw.txt")).numpy().decode(), "abc"),
+    "print": (lambda: tf.io.read_file(at("printed.txt")).numpy().decode(), "step 0\nstep 1\n"),
     "in a graph": (read_in_graph, ["a", "a\nb\nc\n"]),
     "written in a graph": (write_in_graph, [[0, 1, 2], 1, True, "abc"]),
     "gfile": (lambda: tf.io.gfile.GFile(text).read(), "a\nb\nc\n"),

@@ -409,6 +409,7 @@ def test_ranks_at_different_places_are_named():
     result = failed(2, LOOP, "break")
     assert "the call of 'sequential'" in result.output and "rank 1 (" in result.output
     assert "has ended its script" in result.output
+    assert "contextlib.py" not in result.output, "frames of `with` in the library"
 
 
 @pytest.mark.parametrize(

@@ -45,8 +45,11 @@ def train(model, optimizer):
         loss = train_one_step(model, optimizer, x, y)
         if step % 2 == 0:
             tf.print("Step", step, ": accuracy", compute_accuracy.result())
+            tf.print("step", step, output_stream="file://steps.log")
     return step, loss, accuracy
 
 
 step, loss, accuracy = train(model, optimizer)
 print("Final step", step.numpy(), ": loss %.5f" % loss, "; accuracy %.5f" % compute_accuracy.result())
+with open("steps.log") as log:
+    print("logged", log.read().split())
