@@ -8,6 +8,7 @@ The program ends with the process OWNER; what it has computed becomes a line of 
 Output, signals and exit code go through; where the client is killed, the program is.
 """
 
+import contextlib
 import json
 import os
 import resource
@@ -33,7 +34,7 @@ def main(path, servers, owner, spent, arguments):
     connection.sendall(text[sent:])
     child = read(connection)
     for number in PASSED_ON:
-        signal.signal(number, lambda number, _: os.kill(child, number))
+        signal.signal(number, lambda number, _: pass_on(child, number))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
     status = read(connection)
     if os.WIFSIGNALED(status):
@@ -42,6 +43,11 @@ def main(path, servers, owner, spent, arguments):
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the program has left its own
         os.kill(os.getpid(), os.WTERMSIG(status))
     os._exit(os.waitstatus_to_exitcode(status))
+
+
+def pass_on(child, number):
+    with contextlib.suppress(ProcessLookupError):  # it has just ended, and its status comes next
+        os.kill(child, number)
 
 
 def read(connection):
