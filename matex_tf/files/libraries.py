@@ -28,7 +28,6 @@ _PATHS = """
     MODULE FUNCTION_OR_METHOD ARGUMENT INDEX MODE
     pyarrow output_stream source 0 w
     pyarrow input_stream source 0 r
-    pyarrow memory_map path 0 r
     pyarrow create_memory_map path 0 w
     pyarrow.dataset dataset source 0 r
     pyarrow.dataset parquet_dataset metadata_path 0 r
@@ -57,6 +56,7 @@ _PATHS = """
     sqlite3 connect database 0 a
     sqlite3.dbapi2 connect database 0 a
 """
+_URI_INDEX = 7  # the position of the argument `uri` of sqlite3.connect
 _NOTED = ("ParquetWriter.__init__", "write_dataset")  # functions whose writes rank 0 notes in the journal
 
 
@@ -109,11 +109,14 @@ def _wrap_path_argument(name: str, index: int, mode: str) -> Any:
 
     def make(original: Any) -> Any:
         def function(*args, **kwargs):
-            path = kwargs.get(name, args[index] if len(args) > index else None)
+            if name not in kwargs and len(args) <= index:
+                return original(*args, **kwargs)  # no path: the library's own default or error
+            path = kwargs[name] if name in kwargs else args[index]
             if any(map(_is_file_system, (*args[index + 1 :], *kwargs.values()))):
                 return original(*args, **kwargs)  # the path is one of another file system
             if name == "database":
-                path = _find_database(path, bool(kwargs.get("uri")))
+                uri = kwargs.get("uri", args[_URI_INDEX] if len(args) > _URI_INDEX else False)
+                path = _find_database(path, bool(uri))
             elif _is_path(path):
                 path = _find_place(path, mode)
             elif mode == "r" and isinstance(path, (list, tuple)):
@@ -131,6 +134,16 @@ for _module, _name, _argument, _index, _mode in map(str.split, _PATHS.strip().sp
     HOOKS.replace(
         _module, _name, _IF_HOOK_MISSING, later=True, when=overlay.is_on if _name in _NOTED else overlay.has_view
     )(_wrap_path_argument(_argument, int(_index), _mode))
+
+
+@HOOKS.replace("pyarrow", "memory_map", _IF_HOOK_MISSING)
+def _wrap_memory_map(original: Any) -> Any:
+    def memory_map(path, mode="r"):
+        # Modes other than "r" and "rb" let the script write to the mapped file, whose content and size stay.
+        file_mode = "r" if mode in ("r", "rb") else "a"
+        return original(_find_place(path, file_mode) if _is_path(path) else path, mode)
+
+    return memory_map
 
 
 def _find_hdf5(name: Any, mode: str, fapl: Any = None) -> Any:

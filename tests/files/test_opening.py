@@ -46,3 +46,38 @@ def test_a_file_that_nobody_closes_ends_no_run_with_an_error(tmp_path):
     netCDF4.Dataset(tmp_path / "a.nc", "w").close()
     ended = launch.run(2, HELD, str(tmp_path / "a.nc"), cold=True).check()
     assert "AttributeError" not in ended.output and "excepthook" not in ended.output
+
+
+MAPPED = """
+import importlib, sys, time
+import pyarrow
+
+objects = importlib.import_module("matex_tf.runtime.objects")
+rank = importlib.import_module("matex_tf.world.world").get_world().rank
+real_files = importlib.import_module("matex_tf.runtime.real_files")
+path = sys.argv[1]
+
+def write(text):
+    with pyarrow.memory_map(path, "r+") as file:
+        file.write(text)
+
+if rank == 0:
+    write(b"0")
+else:
+    with real_files.use_real_files():
+        while open(path, "rb").read() != b"0":
+            time.sleep(0.01)
+    assert open(path, "rb").read() == b"x"
+    assert pyarrow.memory_map(path).read() == b"x"
+objects.allgather(None, "rank 0 has written")
+if rank == 1:
+    write(b"1")
+    assert pyarrow.memory_map(path=path).read() == b"1"
+"""
+
+
+def test_a_file_that_ranks_map_to_write_it_is_rank_0s(tmp_path):
+    file = tmp_path / "mapped"
+    file.write_bytes(b"x")
+    launch.run(2, MAPPED, str(file)).check()
+    assert file.read_bytes() == b"0"
