@@ -146,8 +146,8 @@ def _wrap_path_argument(name: str, index: int, mode: str) -> Any:
 
 
 for _module, _name, _argument, _index, _mode in map(str.split, _PATHS.strip().splitlines()[1:]):
-    # `has_view` is true on a rank with a private folder, `is_on` also on rank 0, which notes its writes. `later`: a script
-    # may never import the module.
+    # `has_view` is true on a rank with a private folder, `is_on` also on rank 0, which notes its writes. `later`: the
+    # module may never be imported.
     _when = overlay.is_on if _name in _NOTED else overlay.has_view
     _declare = HOOKS.replace(_module, _name, _IF_HOOK_MISSING, later=True, when=_when)
     _declare(_wrap_path_argument(_argument, int(_index), _mode))
