@@ -97,7 +97,10 @@ class LaunchedRun:
         notebook.show_run(self, display)
 
     def now(self) -> State:
-        """The state of the run, with its exit code. Raises UnreachableError if the scheduler does not answer."""
+        """The present state of the run; `code` is its exit code, if it has ended.
+
+        Raises UnreachableError if the scheduler does not answer.
+        """
         state: State = self._scheduler.find_state(self._job)
         return state
 

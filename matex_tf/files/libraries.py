@@ -4,7 +4,7 @@ On ranks other than 0: such a rank writes to a private folder of its own, and it
 the disk (`overlay`). Python's functions find files there, because `files.python` replaces these functions. C code does
 not, so the functions here give it the real path.
 
-On rank 0, which writes to the disk: paths stay as they are. Writes of h5py, netCDF4, Parquet and mapped files are noted
+On rank 0, which writes to the disk: paths stay as they are. Writes of h5py, netCDF4, Parquet and `memory_map` are noted
 in the journal, the list of rank 0's changes, from which the other ranks learn which content they should still see
 (`journal`). Writes of SQLite are noted without the functions here, by an audit event of Python.
 """
