@@ -29,7 +29,7 @@ def describe_value(value: Any) -> str:
 def check_whole_number(where: str, name: str, value: Any, least: int | None = 1) -> int:
     """Return `value` as an int. Raises TypeError or ValueError if it is not a whole number of at least `least`.
 
-    least: None: a number of any size is valid.
+    least: the least valid number; None if every whole number is valid, also a negative one.
     """
     expected = "a whole number" if least is None else f"a whole number, {least} or more"
     try:
@@ -70,7 +70,10 @@ def check_choice(where: str, name: str, value: Any, choices: Sequence[str]) -> s
 
 
 def check_words(where: str, name: str, value: Any) -> list[str]:
-    """Return the list `value` of texts, numbers and paths as texts. Raises TypeError for other values, also a text."""
+    """Return `value`, a list of texts, numbers and paths, as a list of texts.
+
+    Raises TypeError for another value. A single text is refused, too: it would count as a list of its letters.
+    """
     expected = f"{where}: expected {name} to be a list of texts, numbers or paths"
     if isinstance(value, str):
         words = ", ".join(map(repr, value.split())) if value.isprintable() else "..."

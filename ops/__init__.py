@@ -13,7 +13,7 @@ from .collectives.broadcast import broadcast
 from .collectives.common import DTYPES
 from .collectives.reduce_gradients import make_weight, reduce_gradients
 from .collectives.reduce_on_device import agree_on_addresses, can_take_addresses
-from .handles import draw_seeds, let_go, pass_turn
+from .handles import let_go, pass_turn, seek_seeds
 from .library import (
     Cause,
     Waiting,
@@ -36,7 +36,7 @@ from .library import (
 __all__ = [
     "DTYPES", "OP_TYPES", "BuildError", "Cause", "MismatchError", "Waiting", "agree_on_addresses", "allgather",
     "allgather_rows", "allreduce", "announce_exchange", "announce_turns", "barrier", "broadcast", "can_take_addresses",
-    "count_completed", "count_global_rows", "draw_seeds", "find_cause", "get_blocked_seconds",
-    "get_collective_seconds", "get_library", "hash_content", "let_go", "load_tensorflow_ops", "make_weight",
-    "pass_turn", "read_failure", "read_waiting", "records", "reduce_gradients", "rendezvous", "restart_engine",
+    "count_completed", "count_global_rows", "find_cause", "get_blocked_seconds", "get_collective_seconds",
+    "get_library", "hash_content", "let_go", "load_tensorflow_ops", "make_weight", "pass_turn", "read_failure",
+    "read_waiting", "records", "reduce_gradients", "rendezvous", "restart_engine", "seek_seeds",
 ]  # fmt: skip

@@ -1,10 +1,14 @@
-"""Small ops on handles: `pass_turn` for steps of sessions, `let_go` for iterators, `draw_seeds` for shuffled datasets.
+"""Three small ops, which have nothing to do with each other.
 
-In a v1 graph each collective op has a turn: its number in the order in which all ranks run collectives
-(`sequence/v1_order.h`). A collective in a branch that is not executed would never use its turn, and all later
-collectives would wait for it; so `pass_turn` uses the turn.
+`pass_turn`, for steps of v1 sessions. In a v1 graph each collective op has a turn: its number in the order in which all
+ranks run collectives (`sequence/v1_order.h`). A collective in a branch that is not executed would never use its turn,
+and all later collectives would wait for it. So the other branch gets this op, which uses the turn.
 
-The end of an iterator may take a minute (`let_go.cc`), so `let_go` releases it in another thread.
+`let_go`, for iterators of `tf.data`. To release an iterator may take a minute (`let_go.cc`), so a C++ thread does it.
+`wait_for_ends` waits for these threads at the end of Python, because functions in a pipeline refer to Python.
+
+`seek_seeds`, for shuffled datasets. The seed generator of a `shuffle` draws seeds for each pass over the data. The op
+reads the generator's position, to save it with a run, or sets the position, to continue a saved run.
 """
 
 from __future__ import annotations
@@ -19,21 +23,25 @@ from typing import Any
 from .library import get_library, load_tensorflow_ops
 
 _SHORT_WAIT_MS, _MAX_WAIT_MS = 100, 120_000
-"""How long `wait_for_ends` waits before it collects unreachable objects, and after that."""
+"""How long `wait_for_ends` waits at most before it collects unreachable objects, and after that."""
 
 
 def pass_turn(other_branch: Any, turn: int) -> Any:
     """In a v1 graph: the operation that uses the turn of a collective if the branch of the collective is not executed.
 
     Args:
-        other_branch: a bool tensor that exists only if the other branch is executed.
+        other_branch: a bool tensor of the branch without the collective. It has a value, so that the operation runs,
+            only if that branch is executed.
         turn: the attribute `turn` of the collective.
     """
     return get_library().ops.matex_pass_turn(other_branch=other_branch, turn=turn)
 
 
 def let_go(resource: Any) -> None:
-    """Release an iterator's resource, an eager tensor about to be dropped, in a C++ thread. Returns at once."""
+    """Release an iterator in a C++ thread, and return at once.
+
+    `resource` is the iterator's handle, an eager tensor. The caller drops it next.
+    """
     import tensorflow as tf
 
     if not sys.is_finalizing():
@@ -42,16 +50,22 @@ def let_go(resource: Any) -> None:
             get_library().ops.matex_let_go(resource)
 
 
-def draw_seeds(generator: Any, drawn: Any = -1) -> Any:
-    """The number of values that the seed generator of a shuffled dataset has drawn, an int64 scalar.
+def seek_seeds(generator: Any, drawn: Any = -1) -> Any:
+    """Read or set the position of the seed generator of a shuffled dataset. Returns the position, an int64 scalar.
 
-    drawn: the generator continues after so many values; -1: where it is.
+    The position is the number of values that the generator has drawn.
+
+    drawn: the position to set; -1: the position stays.
     """
-    return get_library().ops.matex_draw_seeds(generator=generator, drawn=drawn)
+    return get_library().ops.matex_seek_seeds(generator=generator, drawn=drawn)
 
 
 def wait_for_ends() -> None:
-    """Return when all released iterators have ended, also those of unreachable objects, or after two minutes."""
+    """Wait until the threads of `let_go` have ended, for two minutes at most.
+
+    A thread waits a few seconds for other owners of its iterator, for example for an unreachable object. So if the
+    threads do not end at once, the garbage collector first removes such objects.
+    """
     wait = load_tensorflow_ops().c.matex_wait_for_let_go
     wait.restype, wait.argtypes = ctypes.c_int, [ctypes.c_int]
     if wait(_SHORT_WAIT_MS):

@@ -1,6 +1,7 @@
-"""Fetches batch k of an epoch of `fit`. With asynchronous training (`turns`) each rank trains some batches only.
+"""Fetches batch k of an epoch of `fit` for asynchronous training (`turns`), where each rank trains some batches only.
 
-Every rank iterates over all batches, so that batch k is the same everywhere.
+The numbers of its batches are known only while the epoch runs. So every rank iterates over all batches and skips the
+batches of other ranks. Then batch k has the same rows on every rank.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ class Pipeline:
 
     def __init__(self, take_batch: Callable[[Any], list[Any] | None], max_kept: int):
         self._take_batch = take_batch
-        # (number, batch) pairs; the number counts from the first batch of the iterator.
+        # (number, batch) pairs. Here the numbers count from the first batch of the iterator, not of the epoch.
         self._kept: collections.deque[tuple[int, Sequence[Any]]] = collections.deque(maxlen=max_kept)
         self._iterator: Any = None
         self._taken = 0  # number of batches taken from the iterator
-        self._epoch_start = 0  # number of batches taken from it before this epoch
+        self._epoch_start = 0  # number of batches that earlier epochs took from the iterator
         self.digest: tuple[int, int] | None = None
         """Number of rows and hash of the epoch's first batch, by which ranks compare their iterations."""
 

@@ -42,14 +42,14 @@ class State:
     code: int | None = None  # the exit code of an ended job
     meaning: str = ""  # of `words`; "" if it is unknown or evident
     seconds: float | None = None  # the time from submission until now, or until the end
-    starts_noun: str = "starts"  # the scheduler's plural noun for the starts of a job, such as launchers
-    holds_nodes: bool = False  # whether the job has ended, but still holds nodes (Kubernetes), and can be cancelled
+    starts_noun: str = "starts"  # what the scheduler calls the starts of a job, in the plural, such as "launchers"
+    holds_nodes: bool = False  # the job has ended and still holds nodes (Kubernetes), until it is cancelled
 
     def __str__(self) -> str:
         text = self.words
         if self.phase == ENDED and self.seconds is not None:
             text += f" after {format_duration(self.seconds)}"
-        if self.restarts:
+        if self.restarts:  # such as "ENDED in 3 starts", or "RUNNING, requeued (2)"
             is_over = self.phase == ENDED
             text += f" in {self.restarts + 1} {self.starts_noun}" if is_over else f", requeued ({self.restarts})"
         if self.code is not None:
@@ -69,7 +69,9 @@ def format_count(count: int, noun: str) -> str:
 
 
 def cancel_job(scheduler: Any, job: Job) -> None:
-    """End the job, or remove it from the queue, through `scheduler`, the functions of its cluster.
+    """End the job, or remove it from the queue.
+
+    scheduler: an object with the functions of the job's cluster, such as the module `slurm`.
 
     Raises:
         JobError: the job has already ended, or the cluster refuses.

@@ -36,11 +36,14 @@ def _make_cluster(kind: type[Options]) -> Callable[..., Options]:
     return make_cluster
 
 
-MAKERS = {kind.__name__: _make_cluster(kind) for kind in KINDS.values()}  # keyed by the names in `matex_tf`
+MAKERS = {kind.__name__: _make_cluster(kind) for kind in KINDS.values()}  # by the public names, such as "Slurm"
 
 
 class Here:
-    """A run on this machine, with the interface of a cluster. `variables` are added to its environment."""
+    """A run on this machine, with the functions of a cluster that `LaunchedRun` calls, such as `find_state`.
+
+    variables: added to the environment of the run.
+    """
 
     def __init__(self, command_line: Sequence[str], folder: Path, variables: Mapping[str, str]):
         environment = {**os.environ, **variables, "MATEX_RECORD": str(folder.absolute())}
@@ -55,6 +58,7 @@ class Here:
         code = self._child.poll()
         if code is None:
             return State(RUNNING, "RUNNING here")
+        # A run that signal S has ended has the code -S in Python, and 128 + S in a shell.
         return State(ENDED, "ENDED", code=code if code >= 0 else 128 - code)
 
     def follow_job(self, job: Job, shows_output: bool = True) -> int:
@@ -93,7 +97,10 @@ class LaunchedRun:
         notebook.show_run(self, display)
 
     def now(self) -> State:
-        """The state of the run, with its exit code. Raises UnreachableError if the scheduler does not answer."""
+        """The present state of the run; `code` is its exit code, if it has ended.
+
+        Raises UnreachableError if the scheduler does not answer.
+        """
         state: State = self._scheduler.find_state(self._job)
         return state
 
@@ -177,7 +184,8 @@ def launch(
             raise TypeError("launch: how many ranks? For example: matex_tf.launch('train.py', ranks=4)")
         matex = command.find_own_command()
         options = Options(ranks_per_node=ranks, restarts=restarts or 0, run=run_options, matex=matex)
-        check_variables(variables.keys() - {"MATEX_STATE"})  # the state of a run on this machine may be anywhere
+        # The records of the run have to be in its folder; its state may be anywhere on this machine.
+        check_variables(variables.keys() - {"MATEX_STATE"})
         folder = run_folder.make_folder(run_folder.name_target(target))
         local_run = Here(options.make_command(target), folder, variables)
         return LaunchedRun(local_run, local_run.job)
@@ -198,7 +206,7 @@ def _list_run_options(adapt: bool | str, strategy: str, elastic: bool, run: str 
     if adapt not in (True, False, "on", "off", "ranks"):
         raise ValueError(f"launch: expected adapt to be True, False or 'ranks'; given {adapt!r}")
     options = []
-    if adapt not in (False, "off"):
+    if adapt not in (False, "off"):  # True, "on" or "ranks"
         options.append("--adapt=ranks" if adapt == "ranks" else "--adapt=on")
     if strategy:
         options.append(shlex.quote(f"--strategy={strategy}"))

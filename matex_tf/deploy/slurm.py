@@ -43,7 +43,12 @@ def check_commands() -> None:
 
 
 def submit_job(options: Slurm, target: Sequence[str]) -> Job:
-    """Queue a job that runs `target`. Raises JobError if Slurm refused the job; no job and no folder remain."""
+    """Queue a job that runs `target`.
+
+    Raises:
+        JobError: Slurm refused the job. No job and no folder remain.
+        UnreachableError: it is unknown whether the job is queued. Its script remains, and so its folder.
+    """
     check_dependency(options.dependency)
     tell_unread_lines(target[0])
     if options.leaves_cores_to_slurm:
@@ -63,7 +68,7 @@ def submit_job(options: Slurm, target: Sequence[str]) -> Job:
 
 def check_dependency(dependency: str) -> None:
     """Raises JobError if Slurm does not know a job of `dependency`, because sbatch would not wait for it."""
-    # "+5" after the number of a job is a delay in minutes.
+    # The jobs of "afterok:12:13+5" are 12 and 13: a number after "+" is a delay in minutes.
     for number in re.findall(r"(?<=[:?,])\d+", re.sub(r"\+\d+", "", dependency)):
         if _UNKNOWN in _ask("scontrol", "show", "job", number).stderr:
             raise JobError(
@@ -123,7 +128,7 @@ def _withdraw_script(script: Path) -> str:
     except UnreachableError as error:
         return f"{error}: check with `squeue --me` whether {script} was queued"
     except JobError:
-        pass  # without squeue there is no sbatch
+        pass  # this machine has no squeue, so no sbatch either, or it belongs to no cluster: no job was queued
     return ""
 
 
@@ -131,7 +136,7 @@ def find_queued(script: Path) -> list[str]:
     """The ids of this user's waiting and running jobs of `script`. Raises JobError, UnreachableError."""
     answer = _ask("squeue", "--me", "--noheader", "--format=%i %o")
     if answer.returncode:
-        raise _describe_silence("squeue", answer.stderr)
+        raise _make_query_error("squeue", answer.stderr)
     jobs = (line.partition(" ") for line in answer.stdout.splitlines())
     return [number for number, _, command in jobs if os.path.realpath(command) == os.path.realpath(script)]
 
@@ -141,8 +146,11 @@ def _ask(*words: str, **process_options: Any) -> CompletedProcess[str]:
     return run_scheduler(words, _ADVICE, start_new_session=True, **process_options)
 
 
-def _describe_silence(command: str, text: str) -> JobError:
-    """The error for a Slurm command without an answer: JobError without a cluster, else UnreachableError."""
+def _make_query_error(command: str, text: str) -> JobError:
+    """The error for a Slurm command that has failed with the message `text`.
+
+    It is a JobError if this machine belongs to no cluster. Else it is an UnreachableError: a later call may succeed.
+    """
     message = f"{command}: {slurm_messages.strip_prefixes(text)}"
     if slurm_messages.is_without_cluster(text):
         return JobError(f"{message}\nThat is: {slurm_messages.NO_CLUSTER}.")
@@ -166,7 +174,7 @@ def find_state(job: Job) -> State:
     if state is None:
         if is_unknown:
             return _find_ended_state(job)
-        raise _describe_silence("scontrol", answer.stderr or answer.stdout)
+        raise _make_query_error("scontrol", answer.stderr or answer.stdout)
     # STUCK: the job waits for what does not come by itself, for example because the partition has too few nodes.
     if state.phase == STUCK and (partitions := list_choices(slurm_messages.LIMITS)):
         return replace(state, meaning=f"{state.meaning}. Partitions, their nodes, cores and limits are: {partitions}")
@@ -180,7 +188,11 @@ def find_state(job: Job) -> State:
 
 
 def _find_ended_state(job: Job) -> State:
-    """The end of a job that Slurm has removed from memory, from its accounting or from the folder of the run."""
+    """The state of a job that `scontrol` no longer knows.
+
+    It comes from Slurm's accounting (`sacct`), or from the exit code in the folder of the run; FORGOTTEN if neither has
+    the job's end.
+    """
     with contextlib.suppress(JobError):
         words = ["--noheader", "--allocations", "--parsable2", f"--jobs={job.id}", "--format=State,ExitCode"]
         answer = _ask("sacct", *words)
@@ -244,7 +256,7 @@ def find_newest(job: Job) -> Job:
     """The newest job of `job`'s folder: the user may have submitted its script again by sbatch."""
     with contextlib.suppress(JobError):  # otherwise the folder's note is the best knowledge
         queued = [int(number) for number in find_queued(Path(job.folder, SCRIPT)) if number.isdigit()]
-        # The highest number is the newest job; without a queued job, the job of the folder's note.
+        # The newest job has the highest number. If no job is queued, `job`, which is from the folder's note, stays.
         return replace(job, id=str(max(queued, default=job.id, key=int)))
     return job
 

@@ -1,8 +1,12 @@
 """Libraries that open files in C code, such as h5py and pyarrow: their functions receive the real paths of files.
 
-A rank other than 0 has its own files in a private folder (`overlay`). Python's functions find them there, because
-`files.python` replaces these functions; C code does not. On rank 0 the paths stay as they are; writes of h5py, netCDF4
-and Parquet are noted in the journal (`journal`). SQLite raises audit events, which the journal hears.
+On ranks other than 0: such a rank writes to a private folder of its own, and its view finds a file in this folder or on
+the disk (`overlay`). Python's functions find files there, because `files.python` replaces these functions. C code does
+not, so the functions here give it the real path.
+
+On rank 0, which writes to the disk: paths stay as they are. Writes of h5py, netCDF4, Parquet and `memory_map` are noted
+in the journal, the list of rank 0's changes, from which the other ranks learn which content they should still see
+(`journal`). Writes of SQLite are noted without the functions here, by an audit event of Python.
 """
 
 from __future__ import annotations
@@ -23,12 +27,12 @@ HOOKS = Table(when=overlay.is_on)
 _IF_HOOK_MISSING = "the library does not open the rank's own file"
 
 # Functions with an argument that is a path. INDEX is the position of the argument, with `self`. MODE says how the
-# library opens the file: r to read, w to replace the file, a to keep its content.
+# library opens the file: r to read it, w to replace it, a to write with the present content, if there is a file. A
+# library that is not installed, such as cv2 (OpenCV), is left out.
 _PATHS = """
     MODULE FUNCTION_OR_METHOD ARGUMENT INDEX MODE
     pyarrow output_stream source 0 w
     pyarrow input_stream source 0 r
-    pyarrow memory_map path 0 r
     pyarrow create_memory_map path 0 w
     pyarrow.dataset dataset source 0 r
     pyarrow.dataset parquet_dataset metadata_path 0 r
@@ -57,7 +61,9 @@ _PATHS = """
     sqlite3 connect database 0 a
     sqlite3.dbapi2 connect database 0 a
 """
-_NOTED = ("ParquetWriter.__init__", "write_dataset")  # functions whose writes rank 0 notes in the journal
+_URI_INDEX = 7  # the position of the argument `uri` of sqlite3.connect
+_NOTED = ("ParquetWriter.__init__", "write_dataset")
+"""The functions of the table whose writes rank 0 notes in the journal: rank 0 needs these hooks, too."""
 
 
 def _find_place(path: Any, mode: str, creates_more_files: bool = False) -> Any:
@@ -65,13 +71,16 @@ def _find_place(path: Any, mode: str, creates_more_files: bool = False) -> Any:
     if mode != "r":
         journal.note_change(path)
         return find_real_path(path, mode, creates_more_files)
-    if os.path.isdir(path) and not _is_off_disk(path):
+    if os.path.isdir(path) and not _is_elsewhere(path):
         return path  # a folder with files of the disk, perhaps also of this rank: no real folder has the files of both
     return find_real_path(path, None)
 
 
-def _is_off_disk(folder: Any) -> bool:
-    """Whether `folder`, with all that this rank sees in it, is elsewhere than at its path on the disk."""
+def _is_elsewhere(folder: Any) -> bool:
+    """Whether all that this rank sees in `folder` is elsewhere than at its path on the disk.
+
+    It is so if the disk has no such folder, or if the rank sees only files of its own there.
+    """
     view = overlay.get_view()
     if view is None:
         return False
@@ -89,7 +98,10 @@ def _is_file_system(value: Any) -> bool:
 
 
 def _find_database(name: Any, is_uri: bool) -> Any:
-    """The real path of a database, next to which SQLite creates other files. is_uri: may be "file:PATH?OPTIONS"."""
+    """The real path of a database, next to which SQLite creates other files.
+
+    name: a path. With `is_uri` it may also be "file:PATH?OPTIONS", and the result has this form, too.
+    """
     text = os.fsdecode(name) if isinstance(name, (str, bytes, os.PathLike)) else ""
     if not text or ":memory:" in text:
         return name
@@ -105,15 +117,21 @@ def _find_database(name: Any, is_uri: bool) -> Any:
 
 
 def _wrap_path_argument(name: str, index: int, mode: str) -> Any:
-    """For functions whose argument `name`, at position `index`, is a path, or a list of paths to read."""
+    """For functions whose argument `name`, at position `index`, is a path, or a list of paths to read.
+
+    For a database the argument may be a URI (`_find_database`). mode: of the table.
+    """
 
     def make(original: Any) -> Any:
         def function(*args, **kwargs):
-            path = kwargs.get(name, args[index] if len(args) > index else None)
+            if name not in kwargs and len(args) <= index:
+                return original(*args, **kwargs)  # no path: the library's own default or error
+            path = kwargs[name] if name in kwargs else args[index]
             if any(map(_is_file_system, (*args[index + 1 :], *kwargs.values()))):
                 return original(*args, **kwargs)  # the path is one of another file system
             if name == "database":
-                path = _find_database(path, bool(kwargs.get("uri")))
+                uri = kwargs.get("uri", args[_URI_INDEX] if len(args) > _URI_INDEX else False)
+                path = _find_database(path, bool(uri))
             elif _is_path(path):
                 path = _find_place(path, mode)
             elif mode == "r" and isinstance(path, (list, tuple)):
@@ -128,13 +146,28 @@ def _wrap_path_argument(name: str, index: int, mode: str) -> Any:
 
 
 for _module, _name, _argument, _index, _mode in map(str.split, _PATHS.strip().splitlines()[1:]):
-    HOOKS.replace(
-        _module, _name, _IF_HOOK_MISSING, later=True, when=overlay.is_on if _name in _NOTED else overlay.has_view
-    )(_wrap_path_argument(_argument, int(_index), _mode))
+    # `has_view` is true on a rank with a private folder, `is_on` also on rank 0, which notes its writes. `later`: the
+    # module may never be imported.
+    _when = overlay.is_on if _name in _NOTED else overlay.has_view
+    _declare = HOOKS.replace(_module, _name, _IF_HOOK_MISSING, later=True, when=_when)
+    _declare(_wrap_path_argument(_argument, int(_index), _mode))
+
+
+@HOOKS.replace("pyarrow", "memory_map", _IF_HOOK_MISSING)
+def _wrap_memory_map(original: Any) -> Any:
+    def memory_map(path, mode="r"):
+        # Modes other than "r" and "rb" let the script write to the mapped file, whose content and size stay.
+        file_mode = "r" if mode in ("r", "rb") else "a"
+        return original(_find_place(path, file_mode) if _is_path(path) else path, mode)
+
+    return memory_map
 
 
 def _find_hdf5(name: Any, mode: str, fapl: Any = None) -> Any:
-    """The real path of an HDF5 file. mode: see `_find_place`. fapl: h5py's options of opening, with the driver."""
+    """The real path of an HDF5 file. mode: see `_find_place`.
+
+    fapl: HDF5's list of properties for opening a file, such as the driver, which reads and writes it; None: default.
+    """
     from h5py import h5fd
 
     driver = h5fd.SEC2 if fapl is None else fapl.get_driver()
@@ -173,10 +206,13 @@ def _wrap_h5py_query(original: Any) -> Any:
 
 
 def _put_public(owner: Any, name: str, make: Any) -> None:
-    """Replace a class of the module `owner` by a class that pickle finds there, and that is never freed."""
+    """Replace a class of the module `owner` by a class that pickle finds there, and that is never freed.
+
+    `put_function` gives the new class the `__module__` of the original class, a C module without the new class.
+    """
     put_function(owner, name, make)
     made = getattr(owner, name)
-    made.__module__ = owner.__name__  # for pickle
+    made.__module__ = owner.__name__
     # A data set that is freed at the very end of the process looks up attributes in the class.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(made))
 
@@ -201,8 +237,9 @@ def _make_dataset(original: Any) -> Any:
             # Files that all ranks open through MPI, and files in memory, are not a rank's own.
             is_in_memory = kwargs.get("memory") is not None or (diskless and not persist)
             if _is_path(filename) and not kwargs.get("parallel") and not is_in_memory:
-                kind = mode.rstrip("s")  # without the letter for unbuffered access
-                filename = _find_place(filename, "x" if kind == "w" and not clobber else kind)
+                file_mode = mode.rstrip("s")  # without the letter for unbuffered access
+                may_only_create = file_mode == "w" and not clobber
+                filename = _find_place(filename, "x" if may_only_create else file_mode)
             super().__init__(filename, mode, clobber, format, diskless, persist, *args, **kwargs)
 
     return Dataset
@@ -222,7 +259,7 @@ def _wrap_netcdf_files(original: Any) -> Any:
     return __init__
 
 
-# C classes, whose methods cannot be replaced
+# C classes of pyarrow, whose methods cannot be replaced: a subclass takes the place of each class.
 
 
 @HOOKS.replace("pyarrow", "OSFile", _IF_HOOK_MISSING, when=overlay.has_view)

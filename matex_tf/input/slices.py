@@ -49,7 +49,7 @@ class SharedBatches:
         return {_STATE: tf.stack([*tf.unstack(state), counts])}
 
     def _count_draws(self) -> list[int]:
-        return [int(ops.draw_seeds(generator)) for generator in tickets.list_generators(self.source.dataset)]
+        return [int(ops.seek_seeds(generator)) for generator in tickets.list_generators(self.source.dataset)]
 
     def restore(self, restore: Callable[[Any, dict[str, Any]], Any], tensors: dict[str, Any]) -> Any:
         """Continue after a saved state. Raises tf.errors.NotFoundError if it is that of an iterator of another kind."""
@@ -65,7 +65,7 @@ class SharedBatches:
             raise tf.errors.NotFoundError(None, None, text)
         result = restore(self.iterator, {_STATE: tensors[_STATE][:-1]})
         for generator, count in zip(generators, drawn):
-            ops.draw_seeds(generator, count)
+            ops.seek_seeds(generator, count)
         return result
 
 

@@ -38,15 +38,19 @@ _SECONDS = Parsed("time", _parse_seconds)
     "--ranks",
     type=RANKS,
     metavar="LIST",
-    help="Such as 1,2,4,...,1024. Default: the most measured ranks of the plan.",
+    help="The numbers of ranks: 1,2,4,...,1024. Default: the greatest number that the plan has measured.",
 )
 @click.option("--what", multiple=True, metavar="NAME=VALUE", help="A change from the list above; repeatable.")
 @click.option("--timeline", metavar="FILE", help="Write the last run as a trace for Perfetto.")
 @click.option("--steps", type=click.IntRange(1), default=20, show_default=True)
 @click.option("--seed", type=int, default=1, show_default=True, help="The seed of the noise.")
 @click.option("--servers", is_flag=True, help="The number of parameter servers by three models.")
-@click.option("--compute", type=_SECONDS, help="With --servers, without a plan: the computation of a step.")
-@click.option("--transfer", type=_SECONDS, help="With --servers, without a plan: pull and push of a step.")
+@click.option(
+    "--compute", type=_SECONDS, help="With --servers: the time of a step's computation. Default: from the plan."
+)
+@click.option(
+    "--transfer", type=_SECONDS, help="With --servers: the time of a step's pull and push. Default: from the plan."
+)
 @click.option(
     "--bandwidth-ratio", type=click.FloatRange(0, min_open=True), default=1.0, show_default=True,
     help="With --servers: bandwidth of a server over that of a worker.",
@@ -62,9 +66,10 @@ _SECONDS = Parsed("time", _parse_seconds)
     "--layers", metavar="WORDS", help="With --minibatch: '32x32x3 conv:3+1:64 pool:2/2 dense:10'. Default: AlexNet."
 )
 def simulate_command(plan: str | None, ranks: list[int] | None, **options: Any) -> int:
-    """Simulate the step of PLAN.json, written by `matex plan`, on absent ranks.
+    """Simulate the step of PLAN.json, written by `matex plan`, on ranks that need not exist.
 
-    A file of MATEX_TIMELINE in place of the plan is replayed, with `--what slow=RANK:FACTOR`.
+    In place of the plan, a file that a run wrote with MATEX_TIMELINE is replayed; `--what slow=RANK:FACTOR` slows a
+    rank down.
 
     \b
     matex simulate plan.json --ranks 16,64 --what overlap=off --what link=2us,25GB/s
@@ -75,14 +80,14 @@ def simulate_command(plan: str | None, ranks: list[int] | None, **options: Any) 
     overlap=on|off                    gradients are summed while others are computed
     buckets=best|ibatch|each|25MiB    which gradients share a sum
     algorithm=mpi|ring|two_level      how sums are made
-    compression=fp16|topk:0.01        what of gradients travels between hosts
-    link=2us,25GB/s                   between hosts: start of a message, and rate
+    compression=fp16|topk:0.01        between hosts: gradients in 16 bits, or 1% of them
+    link=2us,25GB/s                   between hosts: latency of a message, and bandwidth
     slow=3:1.2                        rank 3 computes 20% longer
     noise=0.03                        deviation of each rank's computation
     ranks-per-host=8
     strategy=sharded|servers:S|local:H  who updates the weights
     servers=5,async|sync              parameter servers in place of sums
-    pull=default|layerwise|ibatch     of servers: how parameters come
+    pull=default|layerwise|ibatch     with servers=: how workers pull the parameters
     """
     _check_options(plan, options)
     if options["minibatch"]:
@@ -118,13 +123,14 @@ def _check_options(plan: str | None, options: dict[str, Any]) -> None:
     if plan or options["servers"] or options["what"]:
         other = plan or ("--servers" if options["servers"] else "--what")
         raise click.UsageError(f"--minibatch goes without {other}: it knows a network by its --layers alone")
-    if not options["memory"] or options["memory"] == HERE:
+    if not options["memory"] or options["memory"] == HERE:  # HERE: the word `here`, about this host's memory
         raise click.UsageError("--minibatch needs the memory of the device, as --memory 12GiB")
 
 
 def _show_replay(path: str, ranks: Sequence[int] | None, options: dict[str, Any]) -> int:
     """Print the step of a timeline: as measured, as replayed, and with slow ranks. Returns exit code 0."""
     changes = options["what"]
+    # What a replay cannot show: other changes than a slow rank, and options that need a plan.
     refused = [change for change in changes if not change.startswith("slow=")]
     plan_options = {"--ranks": ranks, "--timeline": options["timeline"], "--servers": options["servers"]}
     refused += [option for option, value in plan_options.items() if value]
@@ -147,13 +153,17 @@ def _show_replay(path: str, ranks: Sequence[int] | None, options: dict[str, Any]
 def _show_steps(plan: plan_file.Plan, ranks: Sequence[int], options: dict[str, Any]) -> int:
     """Print the steps: as planned, with each what-if alone, and with all what-ifs. Returns exit code 0."""
     changes = list(options["what"])
-    named_changes = [("as planned", [])] + [(change, [change]) for change in changes]
+    server_changes = [change for change in changes if change.startswith("servers=")]
+
+    def list_row_changes(change: str) -> list[str]:
+        # A change of pulls has a meaning with servers only, so its row has the change of servers, too.
+        return [change, *server_changes] if change.startswith("pull=") else [change]
+
+    # For each row of the table, its name and its changes: no change, each change alone, and all changes.
+    rows = [("as planned", []), *((change, list_row_changes(change)) for change in changes)]
     if len(changes) > 1:
-        # A pull has a meaning with servers only, so its row takes the change of servers, too.
-        servers = [change for change in changes if change.startswith("servers=")]
-        named_changes = [(name, row + servers if name.startswith("pull=") else row) for name, row in named_changes]
-        named_changes.append(("all of these", changes))
-    variants = [(name, what_if.read_changes(row)) for name, row in named_changes]  # one row of the table each
+        rows.append(("all of these", changes))
+    variants = [(name, what_if.read_changes(row_changes)) for name, row_changes in rows]
     table = Table("ranks", Column("what", no_wrap=True), "step", "compute", "slowest", "exposed", "rows/s")
     assumptions: list[str] = []
     notes: list[str] = []
@@ -162,6 +172,7 @@ def _show_steps(plan: plan_file.Plan, ranks: Sequence[int], options: dict[str, A
             is_last = count == ranks[-1] and name == variants[-1][0]
             per_host = what_ifs.ranks_per_host or plan.ranks_per_host
             path = options["timeline"] if is_last else None  # the timeline shows the last row only
+            # `timeline` collects the events of the simulation, which calls `note` with each; both None without a path.
             timeline, note = trace.open_trace(path, count, per_host)
             if timeline and what_ifs.servers is not None:
                 raise click.UsageError("--timeline shows ranks that sum: it has no parameter servers")

@@ -1,6 +1,8 @@
-"""An error that one rank's rows cause in a step is raised on every rank, so all ranks may then run the next step.
+"""An error that one rank's rows cause in a step is raised on every rank.
 
-For example, an assertion of the script fails for a row that only rank 1 has. In the script alone the step would fail.
+For example, an assertion of the script fails for a row that only rank 1 has. In the script alone the step would fail,
+and the script could handle the error and run the next step. With ranks, rank 1 would raise the error alone, while the
+other ranks wait for it in a collective of the step. So rank 1 announces the error, and all ranks raise it.
 """
 
 from __future__ import annotations
@@ -19,7 +21,11 @@ from matex_tf.steps import variables
 from matex_tf.world import world
 
 _FAILURE = 8
-"""The `kind` of `ops.rendezvous` by which a rank announces that a step has raised an error."""
+"""The `kind` of `ops.rendezvous` by which a rank announces that a step has raised an error; `kFailure` in the engine.
+
+An announcement ends the collective in which the other ranks wait. The engine counts it on every rank, so that the other
+ranks learn of it by `ops.count_completed`.
+"""
 _UNKNOWN_LINES = re.compile(
     r"(Detected at node (\S+) defined at \(most recent call last\):\n)<stack traces unavailable>\n"
 )
@@ -31,10 +37,10 @@ class fail_together:
 
     The failed rank announces its error, and the collective in which the other ranks wait fails. All ranks then exchange
     their errors. Some ranks may have assigned variables before the error and others not, so all ranks take rank 0's
-    values of the variables `used`.
+    values of the variables `may_assign`.
 
     place: names the step in messages.
-    used: the variables that the step may assign.
+    may_assign: the variables that the step may assign.
     graph: the script's graph of the step. The error shows source lines from it.
 
     Raises tf.errors.OpError on every rank, of the kind of the error on the lowest failed rank; the text names the rank.
@@ -43,8 +49,8 @@ class fail_together:
     It is a class because `contextlib.contextmanager` would add a frame to the traceback of such an error.
     """
 
-    def __init__(self, place: str, used: Iterable[Any] = (), graph: Any = None):
-        self.place, self.used, self.graph = place, used, graph
+    def __init__(self, place: str, may_assign: Iterable[Any] = (), graph: Any = None):
+        self.place, self.may_assign, self.graph = place, may_assign, graph
 
     def __enter__(self) -> None:
         self.failures_before = ops.count_completed(_FAILURE)
@@ -54,30 +60,34 @@ class fail_together:
             return
         if self.graph is not None:
             error._message = _UNKNOWN_LINES.sub(lambda match: _add_lines(match, self.graph), error.message)
+        # `ops.read_failure` returns a text if all further collectives fail, so that ranks cannot exchange errors.
         if not world.is_active() or ops.read_failure():
-            return  # there is no other rank, or every further collective fails, so ranks cannot exchange errors
+            return
         # If another rank has announced an error during the step, the error here is only that a collective has failed.
-        # Otherwise it is an error of this rank: announce it, which ends the collective in which the other ranks wait.
+        # Otherwise it is an error of this rank, which announces it.
         is_of_other_rank = ops.count_completed(_FAILURE) != self.failures_before
         if not is_of_other_rank:
-            # If other ranks wait in a collective, the rendezvous fails, there and here. The errors are exchanged below.
+            # If other ranks wait in a collective of the step, they meet this rendezvous with another kind. This is a
+            # mismatch: it raises MismatchError here, and the collectives fail there. The ranks exchange errors below.
             with contextlib.suppress(errors.MismatchError):
                 ops.rendezvous(_FAILURE, 0, f"{self.place}: {error.message}")
-            if ops.read_failure():  # the other ranks are not within a step, so the sequence has ended
+            if ops.read_failure():  # for example, some rank was not within a step: the sequence has ended for good
                 return
         # Exchange the errors (None: this rank has no error of its own), and raise the first one on all ranks.
         mine = None if is_of_other_rank else (error.error_code, error.message)
         everyone = objects.allgather(mine, "which ranks failed in a step")
-        variables.synchronize_variables(self.used, "comparing variables after an error in a step")
-        if None not in everyone and len({code for code, _ in everyone}) == 1:
+        variables.synchronize_variables(self.may_assign, "comparing variables after an error in a step")
+        have_all_failed = None not in everyone
+        if have_all_failed and len({code for code, _ in everyone}) == 1:  # errors of one kind: each rank raises its own
             return
         failed = [(rank, *code_and_message) for rank, code_and_message in enumerate(everyone) if code_and_message]
         # A collective that another rank has left fails with FAILED_PRECONDITION. Such an error is the consequence of
-        # another one, so any other error comes first.
-        rank, code, message = min(failed, key=lambda failure: failure[1] == tf.errors.FAILED_PRECONDITION)
+        # another one. So the error of the lowest rank with another code is raised, if there is one.
+        causes = [failure for failure in failed if failure[1] != tf.errors.FAILED_PRECONDITION]
+        rank, code, message = (causes or failed)[0]
         first_kind = tf.compat.v1.errors.exception_type_from_error_code(code)
         host = world.get_world().hosts[rank]
-        # `from None`: the new text has the text of `error`, and the frames of `error` are inside of TensorFlow.
+        # `from None`: `error` would add nothing. The new text has the cause; the frames of `error` are in TensorFlow.
         raise first_kind(None, None, f"rank {rank} ({host}) failed in {self.place}: {message}") from None
 
 

@@ -1,7 +1,8 @@
-"""Removes the launcher's task variables from a rank's environment.
+"""Removes the launcher's variables for a task, such as OMPI_COMM_WORLD_RANK, from the environment of a rank.
 
-Otherwise a child process of the rank would join the job, and the script would behave differently on each rank. A read
-of a removed variable raises KeyError or returns the script's default, as without a launcher; a note says what to call.
+Otherwise a child process of the rank would join the job, and a script that reads the variables would behave differently
+on each rank. A read of a removed variable raises KeyError or returns the script's default, as without a launcher. A
+note tells the user which function to call instead.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 # For each function of matex_tf, the variables that it replaces. SLURM_NTASKS and SLURM_NPROCS describe the whole job,
-# and are among the variables because a size is useless without a rank.
+# not a task. They are removed, too, because a size is useless without a rank.
 _REPLACEMENTS = {
     "rank": (
         "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "JSM_NAMESPACE_RANK", "PALS_RANKID",
@@ -36,7 +37,7 @@ removed: set[str] = set()
 """The removed variables of this process."""
 when_read: list[Callable[[str], None]] = []
 """Called with a note when the script reads a removed variable that has a function as alternative."""
-_process = 0  # the process that had the variables; a forked child is no rank
+_process = 0  # the process whose variables were removed; a forked child is no rank, so its reads are not reported
 
 
 def remove_variables(is_removed: Callable[[str], bool]) -> None:
@@ -55,15 +56,15 @@ def remove_variables(is_removed: Callable[[str], bool]) -> None:
 
 
 class _ReportingEnvironment(os._Environ[Any]):
-    """An environment that reports reads of removed variables. A copy of it is a plain dict."""
+    """An environment that reports reads of removed variables. `copy` of it is a plain dict, which reports nothing."""
 
     def __getitem__(self, key: Any) -> Any:
         try:
             return super().__getitem__(key)
         except KeyError:
             if (name := os.fsdecode(key)) in removed and name in FUNCTIONS and os.getpid() == _process:
-                for act in when_read:
-                    act(f"{explain_missing(name)}; a default in its place is the same on every rank")
+                for report in when_read:
+                    report(f"{explain_missing(name)}; a default in its place is the same on every rank")
             raise
 
 

@@ -162,12 +162,19 @@ def open_elsewhere():
         return str(error).split("name = '")[1].split("'")[0]
 
 
-def ask(place, **options):
-    connection = sqlite3.connect(place, **options)
+def ask(place, *arguments, **options):
+    connection = sqlite3.connect(place, *arguments, **options)
     try:
         return connection.execute("select x from t").fetchall()[0][0]
     finally:
         connection.close()
+
+
+def connect_nowhere():
+    try:
+        sqlite3.connect()
+    except TypeError as error:
+        return "database" in str(error)
 
 
 def count(dataset):
@@ -236,6 +243,11 @@ CASES = {
     "netCDF4": (lambda: float(netCDF4.Dataset(at("file.nc"))["x"][:].sum()), 3),
     "sqlite3": (lambda: ask(at("file.db")), 4),
     "sqlite3, by a URI": (lambda: ask(f"file:{at('file.db')}?mode=ro", uri=True), 4),
+    "sqlite3, by a URI, with all arguments by position": (
+        lambda: ask(f"file:{at('file.db')}?mode=ro", 5.0, 0, "", True, sqlite3.Connection, 128, True),
+        4,
+    ),
+    "sqlite3, without a database": (connect_nowhere, True),
     "sqlite3, by a whole URI": (lambda: ask(f"file://{os.path.abspath(at('file.db'))}", uri=True), 4),
     "pyarrow.dataset": (lambda: pyarrow.dataset.dataset(at("table.csv"), format="csv").count_rows(), 2),
     "pyarrow.memory_map": (lambda: pyarrow.memory_map(text).read().decode(), "a\nb\nc\n"),

@@ -78,3 +78,38 @@ if is_first:
 def test_a_graph_reads_what_a_rank_has_written_since_it_was_traced(first, tmp_path):
     launch.run(2, TRACED, first, cwd=tmp_path).check()
     assert (tmp_path / "file").read_text() == "two"
+
+
+MAPPED = """
+import importlib, sys, time
+import pyarrow
+
+objects = importlib.import_module("matex_tf.runtime.objects")
+rank = importlib.import_module("matex_tf.world.world").get_world().rank
+real_files = importlib.import_module("matex_tf.runtime.real_files")
+path = sys.argv[1]
+
+def write(text):
+    with pyarrow.memory_map(path, "r+") as file:
+        file.write(text)
+
+if rank == 0:
+    write(b"0")
+else:
+    with real_files.use_real_files():
+        while open(path, "rb").read() != b"0":
+            time.sleep(0.01)
+    assert open(path, "rb").read() == b"x"
+    assert pyarrow.memory_map(path).read() == b"x"
+objects.allgather(None, "rank 0 has written")
+if rank == 1:
+    write(b"1")
+    assert pyarrow.memory_map(path=path).read() == b"1"
+"""
+
+
+def test_a_file_that_ranks_map_to_write_it_is_rank_0s(tmp_path):
+    file = tmp_path / "mapped"
+    file.write_bytes(b"x")
+    launch.run(2, MAPPED, str(file)).check()
+    assert file.read_bytes() == b"0"

@@ -24,10 +24,12 @@ GRACE = 120  # seconds for the ranks to save their state after Kubernetes asks t
 _HOST_OPTIONS = {"--hostfile", "-hostfile", "--machinefile", "-machinefile", "--host", "-host", "-H"}
 _OBJECT_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
 _AMOUNT = r"(?=.*[1-9])\d+(\.\d+)?([KMGTPE]i|[mkMGTPE])?"  # a quantity of Kubernetes above 0: 8, 500m or 32Gi
-_LETTERS = "bcdfghjklmnpqrstvwxz2456789"  # of the random ending of a job's name
-_LONGEST = 40  # letters of a job's name; the names of its pods are longer, at most 63
+_ENDING_LETTERS = "bcdfghjklmnpqrstvwxz2456789"  # of the random ending of a job's name
+_MAX_STEM = 40  # characters of a job's name without the ending; the names of its pods are longer, at most 63
 OVER = "matex: the run is over"
-"""The termination message of a launcher whose exit code is the run's: no further launcher should start."""
+"""The termination message, which Kubernetes keeps with an ended container, of a launcher whose exit code is the exit
+code of the run: no further launcher should start. Without a volume, no launcher writes it.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +60,7 @@ class Kubernetes(Options):
                 raise ValueError(f"expected env to be NAME=VALUE; given {text!r}")
         if host_options := _HOST_OPTIONS & {word.partition("=")[0] for text in self.run for word in shlex.split(text)}:
             raise ValueError(f"run takes no {min(host_options)}: the hosts are the workers of the job")
-        if self.claim:
+        if self.claim:  # `format_job` sets the variables of the run's folder, which is on the volume
             check_variables(text.partition("=")[0] for text in self.env)
 
     def add_variables(self, variables: Mapping[str, str]) -> Kubernetes:
@@ -77,10 +79,11 @@ def format_job(options: Kubernetes, target: Sequence[str], name: str) -> str:
     script = _format_script(command, options.setup, folder, note)
     variables = dict(text.split("=", 1) for text in options.env)
     if options.claim:
-        variables |= dict(zip(FOLDER_VARIABLES, (f"{folder}/state", folder)))
-    # The command is part of the script. An empty value is omitted, because a server of version 1.20 refuses "".
+        state_variable, record_variable = FOLDER_VARIABLES
+        variables |= {state_variable: f"{folder}/state", record_variable: folder}
     launcher: dict[str, Any] = {"command": ["bash", "-c", _escape_word(script)]}
     if variables:
+        # An empty value is omitted, because a server of version 1.20 refuses "".
         launcher["env"] = [
             {"name": key, **({"value": _escape_word(value)} if value else {})} for key, value in variables.items()
         ]
@@ -127,14 +130,14 @@ def _make_replicas(options: Kubernetes, count: int, role: str, container_fields:
     return {"replicas": count, "restartPolicy": _RESTART_POLICIES[role], "template": template}
 
 
-# A failed launcher is replaced by another pod, at most `backoffLimit` times; the old pod keeps its exit code and
-# output. OnFailure would restart the container even at limit 0, and remove the pod at the limit. A worker restarts in
-# place, where `--restarts` expects it.
+# Launcher: another pod replaces a failed pod, at most `backoffLimit` times, and the failed pod keeps its exit code and
+# output. With OnFailure, Kubernetes would restart the container in the same pod, even if `backoffLimit` is 0, and
+# remove the pod at the limit. Worker: the container restarts in the same pod, where `--restarts` expects it.
 _RESTART_POLICIES = {"launcher": "Never", "worker": "OnFailure"}
 
 
 def _escape_word(word: str) -> str:
-    """Escape a word of a container's command, because Kubernetes expands `$(NAME)`."""
+    """Escape a word of a container's command or environment: Kubernetes expands `$(NAME)`, and reads `$$` as `$`."""
     return word.replace("$", "$$")
 
 
@@ -152,11 +155,20 @@ def _format_script(command: Sequence[str], setup: Sequence[str], folder: str, no
     )  # fmt: skip
 
 
-# Kubernetes starts another launcher after any exit code but 0. So the file $ended on the volume keeps the run's exit
-# code, and a launcher that finds the file only repeats the code. `tell` writes the termination message, which
-# `matex follow` reads. $asked is as in `shell_text`: empty, `early` or `told`. A signal interrupts `wait`, so the last
-# `wait` gets the exit code. It is that of SIGTERM if the run was not yet ready for the signal, and then becomes
-# EX_TEMPFAIL, with which a run asks to be started again.
+# The lines of the launcher's script:
+# 1. $ended is the file on the volume for the run's exit code; "" without a volume.
+# 2. `tell` writes the termination message (`OVER`), which `matex follow` reads.
+# 3. Kubernetes asks a launcher to end by SIGTERM. $asked is then `told`, if the trap has passed the signal on to the
+#    run, or `early`, if the run had not started. Before the signal it is empty.
+# 4. Kubernetes starts another launcher after any exit code but 0. A launcher that finds the file $ended, and so an
+#    ended run, only repeats the exit code.
+# 5. After a signal during `setup` the run does not start. Its exit code EX_TEMPFAIL asks to be started again.
+# 6. The run is in the background, because the shell handles a signal only between commands or during `wait`.
+# 7. The signal came between lines 5 and 6.
+# 8. and 9. A signal ends `wait` while the run goes on, so the script waits again until there is no process of the run.
+# 10. This `wait` returns the exit code of the run.
+# 11. If it is the code of SIGTERM, the run was not yet ready for the signal. It becomes EX_TEMPFAIL.
+# 12. With any code but EX_TEMPFAIL the run is over. With a volume, the file $ended then keeps the code.
 _LAUNCHER_SCRIPT = """\
 child= asked= ended={ended}
 tell() {{ [ ! -w /dev/termination-log ] || echo {over} > /dev/termination-log; }}
@@ -181,9 +193,9 @@ tell; exit {code}; }}
 
 def make_name(name: str) -> str:
     """A unique, valid Kubernetes name for a job."""
-    stem = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:_LONGEST].strip("-")
+    stem = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:_MAX_STEM].strip("-")
     stem = stem if stem[:1].isalpha() else f"run-{stem}".strip("-")
-    return f"{stem}-{''.join(secrets.choice(_LETTERS) for _ in range(5))}"
+    return f"{stem}-{''.join(secrets.choice(_ENDING_LETTERS) for _ in range(5))}"
 
 
 def is_name(name: str) -> bool:
@@ -193,7 +205,7 @@ def is_name(name: str) -> bool:
 
 def is_made(name: str) -> bool:
     """Whether `make_name` could have made this name."""
-    return is_name(name) and re.fullmatch(rf".*-[{_LETTERS}]{{5}}", name) is not None
+    return is_name(name) and re.fullmatch(rf".*-[{_ENDING_LETTERS}]{{5}}", name) is not None
 
 
 class _Dumper(yaml.SafeDumper):

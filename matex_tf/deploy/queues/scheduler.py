@@ -1,7 +1,8 @@
 """The common part of PBS, LSF and Flux: job options, job script, submission and following.
 
 Unlike Slurm, these schedulers neither warn a script of its time limit nor requeue it. The script therefore does both: a
-timer warns the run, and the script submits a successor job, which starts when the present job has ended.
+timer warns the run, which then saves its state and asks by its exit code 75 to be started again. If a run asks for it,
+the script submits a successor job, which starts when the present job has ended.
 """
 
 from __future__ import annotations
@@ -115,30 +116,31 @@ class Scheduler(abc.ABC):
         """
         lines = [line for line in self.list_options(options, folder) if line]
         option_lines = "".join(f"{self.option_prefix} {line}\n" for line in lines)
+        # The note is JSON; in the script it stands between double quotes, so that the shell replaces $job.
         note = run_folder.format_note(options.get_kind(), "$job").strip().replace('"', '\\"')
         write_note = _WRITE_NOTE.format(note=note)
-        before = _BEGIN.format(code=os.EX_CONFIG, number=self.own_number, write_note=write_note)
+        preparation = _BEGIN.format(code=os.EX_CONFIG, number=self.own_number, write_note=write_note)
         if options.time:
             seconds = parse_time(options.time) - shell_text.compute_warning(options.time)
-            before += _START_TIMER.format(seconds=seconds)
-        before += "".join(f"{line}\n" for line in options.setup)
+            preparation += _START_TIMER.format(seconds=seconds)
+        preparation += "".join(f"{line}\n" for line in options.setup)
+        # The command without its target. `shlex.join` must not quote the host file, in which the shell replaces a name.
         command = shlex.join(options.make_command([]))
         if options.nodes > 1:
-            before += _WRITE_HOSTS.format(
+            preparation += _WRITE_HOSTS.format(
                 hosts=self.hosts, slots=options.ranks_per_node, nodes=options.nodes, code=os.EX_CONFIG
             )
             command += ' --hostfile "$run_folder/hosts"'
         submit = self.submit_successor.format(script=f"{folder}/{SCRIPT}")
-        after = _END_TIMER if options.time else ""
-        after += shell_text.format_again(
-            job="$job", lines=_SUBMIT_SUCCESSOR.format(submit=submit, write_note=write_note, title=self.title)
-        )
+        successor_lines = _SUBMIT_SUCCESSOR.format(submit=submit, write_note=write_note, title=self.title)
+        conclusion = _END_TIMER if options.time else ""
+        conclusion += shell_text.format_again(job="$job", lines=successor_lines)  # only if the exit code is 75
         return shell_text.format_script(
             heads=option_lines + self.opening,
             folder=shell_text.quote_folder(folder),
-            before=before + shell_text.RUN_VARIABLES,
+            before=preparation + shell_text.RUN_VARIABLES,
             command=f"{command} {shlex.join(target)}",
-            after=after,
+            after=conclusion,
         )
 
     def submit_job(self, options: Queued, target: Sequence[str]) -> Job:
@@ -254,10 +256,14 @@ def _read_message(answer: CompletedProcess[str]) -> str:
 def make_state(
     words_by_phase: Mapping[str, Mapping[str, str]], scheduler_word: str, hosts: str, reason: str, code: int | None
 ) -> State:
-    """The state of a job that its scheduler calls `scheduler_word`, with the `reason` for a wait.
+    """The state of a job from the word that its scheduler has for the state.
 
-    `words_by_phase` has, for each phase of `State`, the scheduler's words with the words to print. A job with an
-    unlisted word is waiting.
+    Args:
+        words_by_phase: for some phases of `State`, the scheduler's words, each with the word to print for it.
+        scheduler_word: a word of `words_by_phase`; the job counts as waiting if the word is not listed.
+        hosts: where a running job runs; "" if unknown.
+        reason: why a waiting job waits; "" if unknown.
+        code: the exit code of an ended job; None if unknown.
     """
     phase, word = WAITING, scheduler_word
     for known_phase, words in words_by_phase.items():
@@ -275,7 +281,7 @@ def make_state(
 #
 # The note is replaced atomically, because a follower may read it at any time.
 _WRITE_NOTE = 'echo "{note}" > "$run_folder/job.json.new" && mv "$run_folder/job.json.new" "$run_folder/job.json"'
-# The script writes its own output file, because some schedulers copy the output only at the end of the job.
+# The script writes its output to a file of its own, because some schedulers copy the output only at the end of the job.
 _BEGIN = """\
 [ -d "$run_folder" ] || {{ echo "matex: host $(hostname) does not see the folder of the run, $run_folder. Submit from \
 a folder on a file system that all nodes share." >&2; exit {code}; }}
@@ -283,6 +289,7 @@ exec >> "$run_folder/output" 2>&1
 job={number}
 {write_note}
 """
+# The timer is a shell in the background. Its trap also ends its `sleep`, which would otherwise go on without it.
 _START_TIMER = """\
 (trap 'kill $clock; exit' TERM; sleep {seconds} & clock=$!; wait $clock; kill -USR1 $$) & timer=$!
 """

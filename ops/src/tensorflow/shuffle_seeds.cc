@@ -1,4 +1,4 @@
-// MatexDrawSeeds: reads or sets the position of the seed generator of a `shuffle` of tf.data. The position is how many
+// MatexSeekSeeds: reads or sets the position of the seed generator of a `shuffle` of tf.data. The position is how many
 // numbers the generator has drawn. With input `drawn` >= 0 the generator continues after so many numbers.
 //
 // The generator outlives the iterators of the `shuffle`, but TensorFlow saves its position only within the state of one
@@ -13,7 +13,7 @@ namespace {
 
 using namespace tensorflow;
 
-class DrawSeedsKernel : public OpKernel {
+class SeekSeedsKernel : public OpKernel {
  public:
   using OpKernel::OpKernel;
 
@@ -35,14 +35,14 @@ class DrawSeedsKernel : public OpKernel {
   }
 };
 
-REGISTER_OP("MatexDrawSeeds")
+REGISTER_OP("MatexSeekSeeds")
     .Input("generator: resource")
     .Input("drawn: int64")
     .Output("count: int64")
     .SetIsStateful()
     .SetShapeFn(shape_inference::ScalarShape);
 
-REGISTER_KERNEL_BUILDER(Name("MatexDrawSeeds").Device(DEVICE_CPU), DrawSeedsKernel);
+REGISTER_KERNEL_BUILDER(Name("MatexSeekSeeds").Device(DEVICE_CPU), SeekSeedsKernel);
 
 }  // namespace
 }  // namespace matex

@@ -170,7 +170,7 @@ int Adder::ChooseForOwned(int64_t bytes, Algorithm* algorithm) {
   }
   *algorithm = algorithm_;
   if (algorithm_ != Algorithm::kTwoLevel) return MPI_SUCCESS;
-  const bool has_two_levels = levels_.even && levels_.carriers > 1;
+  const bool has_two_levels = levels_.equal_nodes && levels_.carriers > 1;
   if (!has_two_levels) *algorithm = Algorithm::kRing;
   return has_two_levels && levels_.positions.empty() ? MakePositions(communicator_, &levels_) : MPI_SUCCESS;
 }

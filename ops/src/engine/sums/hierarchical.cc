@@ -108,7 +108,7 @@ int MakeLevels(MPI_Comm communicator, int node, Levels* levels) {
   levels->nodes = nodes;
   const int segment = local < levels->carriers ? local : MPI_UNDEFINED;
   if (const int code = MPI_Comm_split(communicator, segment, rank, &levels->across)) return code;
-  levels->even = Calls{communicator, false}.size() == nodes * levels->carriers;
+  levels->equal_nodes = Calls{communicator, false}.size() == nodes * levels->carriers;
   return MPI_SUCCESS;
 }
 
@@ -148,10 +148,10 @@ int AllgatherInTwoLevels(const Levels& levels, void* data, const std::vector<int
 }
 
 int SumInTwoLevels(const Levels& levels, void* data, int64_t count, Type type, bool asleep, std::vector<char>* buffer,
-                   const AcrossNodes& across) {
+                   const AcrossNodes& sum_segment) {
   const Calls within{levels.within, asleep};
   const int size = within.size(), mine = within.rank();
-  if (size == 1) return across(data, 0, count);
+  if (size == 1) return sum_segment(data, 0, count);
   // The segments of the node's ranks. Only carriers have one; the segments of the other ranks are empty.
   std::vector<int> counts(size, 0), starts(size, static_cast<int>(count));
   for (int64_t rank = 0, start = 0; rank < levels.carriers; ++rank) {
@@ -164,7 +164,7 @@ int SumInTwoLevels(const Levels& levels, void* data, int64_t count, Type type, b
   void* const segment = buffer->data();
   if (const int code = within.ReduceScatter(data, segment, counts.data(), type)) return code;
   if (levels.across != MPI_COMM_NULL && levels.nodes > 1) {
-    if (const int code = across(segment, starts[mine], counts[mine])) return code;
+    if (const int code = sum_segment(segment, starts[mine], counts[mine])) return code;
   }
   return within.Allgatherv(segment, data, counts.data(), starts.data(), type);
 }

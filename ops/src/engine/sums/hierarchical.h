@@ -21,29 +21,32 @@ struct Levels {
   MPI_Comm across = MPI_COMM_NULL;  // the carriers of this rank's segment on all nodes; null if it carries none
   int nodes = 1;                    // the number of nodes
   int carriers = 1;                 // the number of carriers on each node, and of segments
-  bool even = false;  // whether all nodes have the same number of ranks
-  // positions[r]: rank r's position when ranks are ordered by local rank, then by node. Filled by MakePositions; only
-  // the reduce-scatter and the all-gather use it.
+  bool equal_nodes = false;         // whether all nodes have the same number of ranks
+  // positions[r]: rank r's position when ranks are ordered by their number within the node, then by node. Filled by
+  // MakePositions, for the reduce-scatter and the all-gather below. These sort the elements by the positions of the
+  // ranks that own them, because MPI needs the elements of a carrier's segment to be contiguous.
   std::vector<int> positions;
 };
 
 // Collective over `communicator`; each rank passes the number of its node. Returns an MPI error code.
 int MakeLevels(MPI_Comm communicator, int node, Levels* levels);
 
-// Fills `positions`. Collective over the same communicator; all nodes must have the same number of ranks.
+// Fills `positions`. Collective over the same communicator; requires `equal_nodes`.
 int MakePositions(MPI_Comm communicator, Levels* levels);
 
-// Replaces numbers [first, first + count) of the buffer, at `segment`, which are sums within this node, by the sums
-// over all nodes. Returns an MPI error code.
+// A function that sums one segment over the nodes. `segment` points to elements [first, first + count) of the data,
+// which are sums within this node; the function replaces them by the sums over all nodes. Returns an MPI error code.
 using AcrossNodes = std::function<int(void* segment, int64_t first, int64_t count)>;
 
-// data = the sum over all ranks, the same bits on all: a reduce-scatter within the node, then `across` for the segment
-// of each carrier, then an all-gather within the node. `asleep`: see mpi_calls.h. `buffer` grows as needed.
+// Replaces `data` by the sum over all ranks, with the same bits on all ranks, in three moves. A reduce-scatter within
+// the node gives each carrier its segment, `sum_segment` sums the segment over the nodes, and an all-gather within the
+// node gives each rank all segments. `asleep`: see mpi_calls.h. `buffer` is working memory, which grows as needed.
 int SumInTwoLevels(const Levels& levels, void* data, int64_t count, Type type, bool asleep, std::vector<char>* buffer,
-                   const AcrossNodes& across);
+                   const AcrossNodes& sum_segment);
 
-// The two halves of the sum: rank r owns data[starts[r]] up to data[starts[r + 1]]. The reduce-scatter gives each rank
-// the sums of its own elements, the all-gather gives every rank the elements of all. Both need `positions`.
+// The two halves of the sum. Rank r owns the elements from data[starts[r]] up to data[starts[r + 1]]. The
+// reduce-scatter replaces each rank's own elements by their sums over all ranks. The all-gather takes each rank's own
+// elements, and writes the elements of all ranks to `data`. Both need `positions`.
 int ReduceScatterInTwoLevels(const Levels& levels, void* data, const std::vector<int64_t>& starts, Type type,
                              bool asleep, std::vector<char>* buffer);
 int AllgatherInTwoLevels(const Levels& levels, void* data, const std::vector<int64_t>& starts, Type type, bool asleep,
