@@ -80,7 +80,7 @@ def propose_change(
     if offer.ranks > size:
         gain = predict_gain(seconds, offer.ranks - servers)
         proposals.append(Proposal(Change(offer.ranks, describe_ranks(offer.ranks, size), _describe_gain(gain)), gain))
-    # Second: the run without the slow rank. `kept_hosts`: a rank of these hosts was dropped before, and this was undone.
+    # Second: the run without the slow rank. `kept_hosts`: a rank there was dropped before, and this was undone.
     host = "" if slow is None else hosts[slow.rank]
     if slow is not None and host not in offer.kept_hosts:
         why = (

@@ -28,8 +28,8 @@ WAIT_REPORT_SECONDS = 60.0  # seconds in the queue before the wait is reported a
 
 
 class LineSplitter:
-    """Splits output into lines. A progress bar writes its line again after each carriage return; only the last version of
-    such a line remains.
+    """Splits output into lines. A line that carriage returns overwrite, such as a progress bar, has several versions;
+    only the last one remains.
 
     From b"10%\\r20%\\r" and b"30%\\ndone" result the line b"30%" and the rest b"done".
     """

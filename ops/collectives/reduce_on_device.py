@@ -56,7 +56,8 @@ def agree_on_addresses(supported: Sequence[bool]) -> str:
 def _find_obstacle() -> str:
     """The reason why gradients must be in host memory; "" if there is none."""
     chosen = settings.get_settings()
-    needs_host_memory = {
+    # Features that need gradients in host memory, and whether this run uses them.
+    needs = {
         "MATEX_COMPRESSION": chosen.compression != settings.NO_COMPRESSION,
         "MATEX_STRATEGY": chosen.strategy not in ("allreduce", "auto"),
         "MATEX_ALGORITHM": chosen.algorithm not in ("auto", "mpi"),
@@ -65,9 +66,7 @@ def _find_obstacle() -> str:
         "MATEX_OVERLAP": chosen.overlap == "on",
         "a plan": world.get_world().is_phantom,  # in `matex plan` the other ranks do not exist
     }
-    return next(
-        (f"{name} needs gradients in the host's memory" for name, needs in needs_host_memory.items() if needs), ""
-    )
+    return next((f"{name} needs gradients in the host's memory" for name, is_so in needs.items() if is_so), "")
 
 
 def replaces_inline(checked: bool) -> bool:
@@ -92,8 +91,8 @@ def reduce_on_device(tensors: Sequence[Any], names: Sequence[str], weight: Any, 
 def _sum_scaled(tensors: Sequence[Any], names: Sequence[str], weight: Any, place: str) -> list[Any]:
     """The sums over ranks of tensors that are multiplied by their weight already.
 
-    weight: a scalar, or a vector of the weight and the rows of the global batch (`reduce_gradients.make_weight`). The op
-        does not multiply by the weight; it reports the rows.
+    weight: a scalar, or a vector of the weight and the rows of the global batch (`reduce_gradients.make_weight`). The
+        op does not multiply by the weight; it reports the rows.
     """
     library = get_library().ops
     return list(
