@@ -33,7 +33,7 @@ class Transfers:
     2. The first of these variables, in the order of files, is next on all ranks.
     3. All ranks read it. A rank that needs another variable, or none, joins: it reads one sample and drops it.
 
-    A read ends when no rank has a request. A rank that fails announces it as its request, and all ranks stop.
+    A read ends when no rank has a request. A rank whose action fails announces this as its request, and all ranks stop.
     """
 
     def __init__(self, stack: Any):
