@@ -1,7 +1,8 @@
-"""Attaches the runtime to this process: once, when matex_tf is imported, and only under a launcher.
+"""Attaches the runtime to this process once, when matex_tf is imported: the process becomes a rank of a run.
 
-Nothing here imports TensorFlow: a script may set environment variables before it does. Work that needs TensorFlow is
-registered, and done when this rank imports TensorFlow: ranks may import it at different times, or never.
+Nothing here imports TensorFlow, because a script may set environment variables before it imports TensorFlow. Work that
+needs TensorFlow is registered, and done when this rank imports TensorFlow: ranks may import it at different times, or
+never.
 """
 
 from __future__ import annotations
@@ -11,11 +12,14 @@ import os
 import socket
 import sys
 import traceback
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from matex_tf import errors, settings
 from matex_tf.runtime import excepthook, notes, objects, rank_records, script_frames, seeding, shared_memory, shutdown
 from matex_tf.world import launcher_variables, membership, placement, start_variables, task_environment, world
+
+if TYPE_CHECKING:
+    from matex_tf.resilience import run_state
 
 _is_attached = False
 
@@ -23,8 +27,11 @@ _is_attached = False
 def attach_runtime() -> None:
     """Join the world, set cores and threads of this rank, and install the hooks on TensorFlow and Keras. Collective.
 
-    Without a launcher it does none of this; a second call does nothing. An error before the ranks have joined ends the
-    process, with a message of one line.
+    It does all of this in a process that is one of several ranks, or that works like one: a single rank that keeps its
+    state (MATEX_STATE) or computes its batches in parts (MATEX_MICROBATCH), or a phantom, a process of `matex plan`,
+    whose other ranks do not exist. `_attach_single` attaches any other single process, with or without a launcher.
+
+    A second call does nothing. An error before the ranks have joined ends the process, with a message of one line.
     """
     global _is_attached
     if _is_attached:
@@ -34,17 +41,34 @@ def attach_runtime() -> None:
     task_environment.note_launchers(os.environ)
     task = task_environment.find_task(os.environ)
     try:
-        if task is not None and (task.size != 1 or settings.PREFIX + "STATE" in os.environ):
-            _set_start_variables(has_other_ranks=task.size != 1)
-        if not world.is_active():
+        # A size of 0: the launcher does not tell the number of tasks, and there may be several. A single rank that
+        # keeps its state works like one of several, so it needs their variables too.
+        may_have_others = task is not None and task.size != 1
+        if may_have_others or (task is not None and settings.PREFIX + "STATE" in os.environ):
+            _set_start_variables(has_other_ranks=may_have_others)
+        if not world.is_active():  # this call joins the ranks
             _attach_single(task)
             return
     except (errors.RankError, errors.SettingError) as error:
         _end_for_error(error, task)
     me = world.get_world()
-    if not me.is_phantom:
+    _prepare_process(me)
+    _start_engine(me)
+    _apply_common_settings()
+    run = _open_run()
+    _start_recorders()
+    _install_hooks(run)
+    _record_first_steps()
+    _log_trial(me.rank)
+    _measure_for_plan()
+
+
+def _prepare_process(me: world.World) -> None:
+    """Install the handlers of ends and errors, and set cores and threads, before this rank imports TensorFlow."""
+    if not me.is_phantom:  # a phantom has no other ranks, with which it would end
         shutdown.register_end()
         excepthook.attach_hooks()
+        # If the script reads a variable of the launcher that was removed, a note names the function to call instead.
         launcher_variables.when_read.append(notes.print_note)
     if "tensorflow" in sys.modules:
         _refuse_late_import()
@@ -52,12 +76,12 @@ def attach_runtime() -> None:
     if me.rank > 0:
         # Messages of TensorFlow's C++ code would repeat those of rank 0.
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
-    from matex_tf import ops, patches
-    from matex_tf.adapt import slice_adapter, step_trials
-    from matex_tf.microbatches import attach as microbatches
-    from matex_tf.monitor import listeners, sampler
-    from matex_tf.observe import link_costs, profile, timeline
-    from matex_tf.resilience import elastic, elastic_step, fit_hooks, run_state
+
+
+def _start_engine(me: world.World) -> None:
+    """Start the engine, which makes the collectives, the attempts of elastic runs and the watchdog. Collective."""
+    from matex_tf import ops
+    from matex_tf.resilience import elastic, elastic_step
     from matex_tf.runtime import hooks, watchdog
 
     elastic.enable_attempts()  # before the first collective that is repeated after a loss
@@ -68,34 +92,68 @@ def attach_runtime() -> None:
     ops.get_library()
     hooks.call_when_imported("tensorflow", lambda _: hooks.note_newer())
     hooks.call_when_imported("tensorflow", lambda _: ops.load_tensorflow_ops())
+
+
+def _apply_common_settings() -> None:
+    """Compare the settings of all ranks, and act on the settings of owners and of adapted slices. Collective."""
+    from matex_tf.adapt import slice_adapter
+
     _compare_settings()
     _report_compression()
-    _choose_owners()
+    _prepare_owners()
     rank_records.begin_record()
     slice_adapter.start_adapting()  # before other listeners, whose work at the end of a step is then not measured
+
+
+def _open_run() -> run_state.Run | None:
+    """The run whose state MATEX_STATE keeps, if any. All ranks agree on the seeds of random numbers. Collective."""
+    from matex_tf.resilience import run_state
+
     shared_memory.note_files()
     run = run_state.open_run()
     entropy = seeding.agree_on_seeds(None if run is None else run.entropy)
     if run is not None:
         run.keep_entropy(entropy)
+    return run
+
+
+def _start_recorders() -> None:
+    """Start the records of times and metrics that settings request. Collective."""
+    from matex_tf.monitor import listeners, sampler
+    from matex_tf.observe import link_costs, profile, timeline
+
     timeline.start_timeline()
     profile.start_profile()
     sampler.start_sampler()
     listeners.start_listening(_find_fit_number)
     link_costs.start_links()
+
+
+def _install_hooks(run: run_state.Run | None) -> None:
+    """Install the hooks on TensorFlow and Keras, and listeners to steps. `run`: of `_open_run`."""
+    from matex_tf import patches
+    from matex_tf.adapt import step_trials
+    from matex_tf.microbatches import attach as microbatches
+    from matex_tf.resilience import fit_hooks
+
     microbatches.start_parts()
     patches.install()
     step_trials.start_trials()
     if run is not None:
         fit_hooks.install()  # after the hooks that prepare the data of `fit`: it needs the arguments of the script
     _start_independent_strategies()
-    _record_first_steps()
-    _log_trial(me.rank)
-    if (phantom := settings.get_settings().plan) is not None:
-        from matex_tf.observe import measured_steps
-        from matex_tf.servers.pieces import update_costs
 
-        listeners.listen_for(measured_steps.start_measuring(phantom, update_costs.describe_updates))
+
+def _measure_for_plan() -> None:
+    """In a process of `matex plan`, measure the steps."""
+    phantom = settings.get_settings().plan
+    if phantom is None:
+        return
+    from matex_tf.monitor import listeners
+    from matex_tf.observe import measured_steps
+    from matex_tf.servers.pieces import update_costs
+
+    listeners.listen_for(measured_steps.start_measuring(phantom, update_costs.describe_updates))
 
 
 def _attach_single(task: task_environment.Task | None) -> None:
@@ -149,8 +207,9 @@ def _explain_how_to_start() -> None:
 
 
 def _record_first_steps() -> None:
-    """Record the first steps for `matex run --check`."""
-    if settings.PREFIX + "CHECK" in os.environ:  # without a launcher, only a checked script reads settings
+    """Record the first steps for `matex run --check`, which sets MATEX_CHECK."""
+    # The environment is asked first: without a launcher no settings are read, except by a checked script.
+    if settings.PREFIX + "CHECK" in os.environ:
         from matex_tf.observe import check_recorder
 
         check_recorder.start_recorder()
@@ -182,14 +241,19 @@ def _log_trial(rank: int) -> None:
 
 
 def _set_start_variables(has_other_ranks: bool) -> None:
-    """Under `python -m matex_tf`, start this process again if it lacks variables that are read only at its start."""
+    """Under `python -m matex_tf`, start this process again if it lacks variables that are read only at its start.
+
+    A script that imports matex_tf itself is not started again.
+    """
+    # Without randomization, all processes have the same hashes.
     needed = start_variables.HASH_SEED if sys.flags.hash_randomization else {}
     chosen = settings.get_settings()
     if has_other_ranks and chosen.large_pages and not chosen.disable:
         needed = needed | start_variables.LARGE_PAGES
-    is_module_run = sys.argv[:1] == ["-m"]  # while `python -m matex_tf` imports this package
+    # While `python -m matex_tf` imports this package, and until it runs `__main__`, the first argument is "-m".
+    is_module_run = sys.argv[:1] == ["-m"]
     if is_module_run and needed.keys() - os.environ.keys():
-        os.environ.update({**needed, **os.environ})
+        os.environ.update({**needed, **os.environ})  # the user's own values remain
         os.execv(sys.executable, sys.orig_argv)
 
 
@@ -226,8 +290,11 @@ def _report_compression() -> None:
         notes.print_note(f"MATEX_COMPRESSION={chosen.compression} {effect}")
 
 
-def _choose_owners() -> None:
-    """Report the ranks that own pieces of weights, and gather what the automatic choice needs.
+def _prepare_owners() -> None:
+    """Report the ranks that own pieces of weights, and gather what a later choice of owners needs. Collective.
+
+    The number of owners is chosen later with `servers:auto`, and also if ranks may switch to another strategy. The
+    choice needs the properties of the hosts and the cost of their link.
 
     Raises:
         SetupError: there are fewer ranks than owners.

@@ -37,6 +37,7 @@ def _load_function(package: _CallablePackage) -> Any:
 
 def make_callable(package: str, module: str, name: str) -> None:
     """Let calls of `package` call the function `name` of `module`, which is imported at the first call."""
-    imported = sys.modules[package]
-    imported.__dict__["_function"] = module, name
-    imported.__class__ = _CallablePackage
+    package_module = sys.modules[package]
+    package_module.__dict__["_function"] = module, name
+    # Python allows the class of a module to be replaced. A call of the module then calls `__call__` of the new class.
+    package_module.__class__ = _CallablePackage

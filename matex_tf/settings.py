@@ -18,6 +18,7 @@ from matex_tf import errors
 PREFIX = "MATEX_"
 _FIXED = ("auto", "allreduce", "sharded", "async", "servers:auto")  # the strategies without a number
 STRATEGIES = (*_FIXED, "servers:S", "servers:S:only", "async:K", "local:H")
+_LEAST_NUMBERS = {"servers": 1, "async": 0, "local": 1}  # the smallest S, K and H of the strategies with a number
 _ONLY = ":only"  # the ending of strategies whose owners do not train
 ADAPT = ("off", "on", "ranks")
 _MAX_COUNT = 2**53  # exact in float64
@@ -69,8 +70,9 @@ def parse_strategy(text: str) -> str:
     name, _, number = value.partition(":")
     if name == "servers":
         number = number.removesuffix(_ONLY)
-    least = {"servers": 1, "async": 0, "local": 1}.get(name, _MAX_COUNT)  # no number is valid for other names
-    is_numbered = number.isascii() and number.isdigit() and least <= int(number) < _MAX_COUNT
+    least = _LEAST_NUMBERS.get(name)  # None: the strategy has no number
+    is_number = number.isascii() and number.isdigit()
+    is_numbered = least is not None and is_number and least <= int(number) < _MAX_COUNT
     if value not in _FIXED and not is_numbered:
         raise ValueError("one of " + ", ".join(STRATEGIES) + ", with whole numbers S and H from 1, and K from 0")
     return value

@@ -11,7 +11,7 @@ from pathlib import Path
 
 # The main library of an MPI. Others, such as libmpi_cxx and libmpi_mpifh, do not match.
 _MPI_LIBRARY = re.compile(r"libmpi(ch)?(_ibm|_cray|_intel|_gnu_\d+)?\.so")
-# The count of tensors; their names, types, ranks, dimensions and variables.
+# The count of tensors; their names, types, numbers of dimensions, dimensions and variables.
 _TENSORS = (c_int, POINTER(c_char_p), POINTER(c_int), POINTER(c_int), POINTER(c_int64), POINTER(c_int64))
 # For each function: the type of its result, and those of its arguments.
 _FUNCTIONS = {

@@ -1,7 +1,8 @@
 """Proposes changes of the ranks or of the strategy, and compares their gain with the cost of a restart.
 
-`leaving` asks for a proposal: more ranks if `matex run` offers them, the run without one slow rank, another strategy,
-or the reversal of the last change. Nothing here communicates: ranks with equal measurements choose the same change.
+`leaving` asks for a proposal after each window, which is a number of consecutive steps that are measured together. A
+proposal is one of: more ranks if `matex run` offers them, the run without one slow rank, another strategy, or the
+reversal of the last change. Nothing here communicates: ranks with equal measurements choose the same change.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ GAIN_PER_COST = 2.0
 SLOW_FACTOR = 3.0
 """A rank is slow if it needs for a row more than this many times the median time of the other ranks."""
 SLOW_WINDOWS = 4 * CONFIRMING_WINDOWS
-"""A rank slow in this many consecutive windows, of 0.25 s or more each, may be dropped; short work of other programs
-then drops no rank."""
+"""A rank that is slow in this many consecutive windows may be dropped. A rank that other programs slow down for a short
+time is not dropped."""
 JUDGED_WINDOWS = 2 * SLOW_WINDOWS
 """A change is judged after this many windows. Slice ratios settle in the first half, so only the second half counts."""
 
 
 @dataclass(frozen=True)
 class Slow:
-    """A slow rank: the others wait for it, although its slice is the smallest possible one."""
+    """A slow rank: the other ranks wait for it, although its slice is already the smallest that a rank may have."""
 
     rank: int
     gain: float  # the seconds by which a step is shorter without this rank
@@ -67,8 +68,8 @@ def propose_change(
 
     hosts: the host of each rank.
     rows: the rows of a batch that each training rank computes.
-    seconds: the time that each of them needs.
-    slow: the rank that may be dropped.
+    seconds: the time that each training rank needs for its rows.
+    slow: the rank that may be dropped; None if no rank may be dropped.
     other_strategy: another strategy with the same results, and the predicted gain for a step, in seconds; ("", 0.0)
         if there is none.
     servers: the number of further ranks that only serve.
@@ -79,7 +80,7 @@ def propose_change(
     if offer.ranks > size:
         gain = predict_gain(seconds, offer.ranks - servers)
         proposals.append(Proposal(Change(offer.ranks, describe_ranks(offer.ranks, size), _describe_gain(gain)), gain))
-    # Second: the run without the slow rank. Its host must not be one on which dropping a rank was already undone.
+    # Second: the run without the slow rank. `kept_hosts`: a rank there was dropped before, and this was undone.
     host = "" if slow is None else hosts[slow.rank]
     if slow is not None and host not in offer.kept_hosts:
         why = (
@@ -114,7 +115,10 @@ def _describe_gain(gain: float) -> str:
 
 
 def predict_gain(seconds: Sequence[float], ranks: int) -> float:
-    """The seconds by which a step is shorter if `ranks` ranks divide its work, sum(seconds), equally."""
+    """The seconds by which a step is shorter if `ranks` ranks divide its work, sum(seconds), equally.
+
+    A step takes sum(seconds) / len(seconds) with the present ranks, and sum(seconds) / ranks with the new ones.
+    """
     return mean(seconds) * (1 - len(seconds) / ranks)
 
 

@@ -20,6 +20,7 @@ class Sum(NamedTuple):
 
     def add_sum(self, other: Sum, sign: int = 1) -> Sum:
         """The sum of both; with sign -1, the difference."""
+        # 0 is not added, because the sum of a tensor and 0 would be another op of the graph.
         keep = self.keep if _is_zero(other.keep) else self.keep + sign * other.keep
         if other.more is None:
             return Sum(keep, self.more)
@@ -46,7 +47,8 @@ def _is_zero(keep: Any) -> bool:
 def find_sum(tensor: Any, handle: Any, max_depth: int = _MAX_DEPTH) -> Sum:
     """Express `tensor` by the variable with this handle in its graph.
 
-    `more` may also depend on the variable. `Sum(0, tensor)` is always right: the result if no factor `keep` is found.
+    If no factor `keep` is found, the result is `Sum(0, tensor)`, which is always right: 0 times the variable, plus the
+    tensor itself. So `more` may also depend on the variable (`is_dependent`).
     """
     op = tensor.op
     unknown = Sum(0, tensor)
@@ -68,7 +70,8 @@ def find_sum(tensor: Any, handle: Any, max_depth: int = _MAX_DEPTH) -> Sum:
             of_term = find_sum(term, handle, max_depth - 1)
             if not _is_zero(of_term.keep):
                 found = of_term.scale_sum(factor)
-    is_empty = _is_zero(found.keep) and found.more is None  # the terms cancel out: v - v
+    # The terms cancel out, as in v - v: neither a factor nor a term is left. The result is then the tensor itself.
+    is_empty = _is_zero(found.keep) and found.more is None
     return unknown if is_empty else found
 
 

@@ -22,12 +22,14 @@ from matex_tf.deploy.job import (
     format_duration,
 )
 
-ASK_EACH, LOOK_EACH = 5.0, 1.0  # seconds between queries of the scheduler, and between reads of the output
+ASK_EACH = 5.0  # seconds between queries of the scheduler for the state of the job
+LOOK_EACH = 1.0  # seconds between reads of the job's output
 WAIT_REPORT_SECONDS = 60.0  # seconds in the queue before the wait is reported again; the interval then doubles
 
 
 class LineSplitter:
-    """Splits output into lines. Of an overwritten line, as of a progress bar, only the last version remains.
+    """Splits output into lines. A line that carriage returns overwrite, such as a progress bar, has several versions;
+    only the last one remains.
 
     From b"10%\\r20%\\r" and b"30%\\ndone" result the line b"30%" and the rest b"done".
     """
@@ -38,8 +40,9 @@ class LineSplitter:
     def feed(self, chunk: bytes) -> list[bytes]:
         """The lines that `chunk` completes."""
         *lines, rest = (self._rest + chunk).split(b"\n")
-        # The incomplete line keeps only its last version, too: a progress bar without a line end would grow. A carriage
-        # return at its end erases nothing yet.
+        # Of the incomplete line only the last version is kept. Otherwise the line of a progress bar, which has no line
+        # end for a long time, would grow. The version before a final carriage return is the last one: nothing has
+        # overwritten it yet.
         self._rest = rest[rest.rstrip(b"\r").rfind(b"\r") + 1 :]
         return [_strip_overwritten(line) for line in lines]
 
@@ -122,7 +125,7 @@ def follow_job(
         seconds = state.seconds or 0.0
         if str(state) != reported_state:
             if state.phase in (ENDED, FORGOTTEN) and output is not None:
-                output.close()
+                output.close()  # before the line about the end of the job
             print_line(f"{job.id} {state}")
             if state.phase == STUCK:
                 print_line(f"{job.id} is still queued (out of the queue: matex cancel {job.id})")

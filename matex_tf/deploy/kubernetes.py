@@ -92,7 +92,7 @@ def find_state(job: Job) -> State:
 
 
 def _read_job(job: Job) -> tuple[State, list[dict[str, Any]], list[str]]:
-    """The job's state, its pods, and the names of batch Jobs that would start launchers although the run is over."""
+    """The job's state, its pods, and the names of launcher Jobs that would start launchers although the run is over."""
     mpijob = _get_object(job, "mpijobs.kubeflow.org", job.id)
     if mpijob is None:
         return State(FORGOTTEN, f"{_describe_unknown(job)}; its end is unknown"), [], []
@@ -145,7 +145,7 @@ def follow_job(job: Job, shows_output: bool = True) -> int:
 
 
 def _stop_launching(job: Job, name: str) -> None:
-    """Stop the batch Job `name` from creating launchers. Workers are kept until its last launcher has ended."""
+    """Stop the launcher Job `name` from creating launchers. Workers are kept until its last launcher has ended."""
     with contextlib.suppress(UnreachableError):  # further launchers then start, and end at once (`kubectl.mpijob`)
         _run_kubectl(job, "patch", "jobs.batch", name, "-p", '{"spec":{"backoffLimit":0}}')
 

@@ -1,8 +1,11 @@
 """System commands that a script runs and waits for: rank 0 runs them, and all ranks receive the result.
 
-A command sees the real files: if every rank ran `rm -rf logs`, it would remove files that rank 0 has written since.
-Commands of libraries, and processes that a script starts without waiting (`Popen`), run on each rank with that rank's
-own files.
+Only rank 0 writes the files of the script to the disk. The other ranks write into private folders (`overlay`), which a
+command does not see: it sees the disk. If every rank ran `rm -rf logs`, a late rank would remove files that rank 0 has
+written since.
+
+Commands of libraries, and processes that a script starts without waiting (`Popen`), run on each rank. In their
+arguments, paths of files in the private folder are replaced by the real paths of these files.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from matex_tf.world import world
 
 HOOKS = Table()
 
+# What happens without a hook of this module, for the message about a hook that could not be installed.
 _IF_HOOK_MISSING = "each rank runs a command of the script"
 _IF_PATHS_ARE_NOT_REPLACED = "a command does not find the files of its rank"
 
@@ -41,8 +45,12 @@ _STREAMS = ("stdout", "stderr")
 _OF_THE_RANK = ("env", "stdin", *_STREAMS, "preexec_fn")  # options that may differ between ranks for the same command
 
 
-def _is_of_all_ranks() -> bool:
-    """Whether all ranks reach the command that this thread reaches now, and the script runs it, not a library."""
+def _runs_for_all_ranks() -> bool:
+    """Whether rank 0 runs the command that this thread has reached for all ranks.
+
+    It does if all ranks reach the command, and the script runs it, not a library. It does not within a command that
+    rank 0 already runs, or if each rank has its own output (`MATEX_OUTPUT=all`).
+    """
     if _is_inside or settings.get_settings().output == "all" or not overlay.is_reached_by_all():
         return False
     caller = sys._getframe(2)  # the caller of the function that replaces `os.system` and the like
@@ -62,7 +70,7 @@ def _run_on_rank_0(run: Callable[[], Any], name: str, arguments: Sequence[Any], 
         arguments, options: the positional and keyword arguments of that function.
     """
     own_hash = _hash_command(name, arguments, options)
-    ops.records.mark_between_steps()
+    ops.records.mark_between_steps()  # the time of the command is no part of a training step in the records
     hashes = objects.allgather(own_hash, "a command that the script runs")
     with _is_inside.set():
         if len(set(hashes)) > 1:  # all ranks see the same hashes, so each runs its own command here
@@ -85,21 +93,28 @@ def _run_on_rank_0(run: Callable[[], Any], name: str, arguments: Sequence[Any], 
 def _adopt_changes(options: Mapping[str, Any]) -> Iterator[None]:
     """A context around a command on rank 0: the ranks of rank 0's host then see how the command changed the disk.
 
+    A rank sees its private files instead of the files of the disk with the same paths. So before the command a rank
+    notes which of its private files also exist on the disk, and after the command it updates these files from the disk.
+    Rank 0, which has no private files, then records that all ranks are up to date.
+
     All ranks enter before the command and leave after it, so that no other change by the script overlaps with the
-    command. Ranks of other hosts adopt nothing, because they may have other disks.
+    command. Ranks of other hosts adopt nothing, because they may have other disks. Files are named by their keys, which
+    are canonical absolute paths.
     """
     me = world.get_world()
     view = overlay.get_view() if me.host == me.hosts[0] else None
     with real_files.use_real_files():
-        own_keys = view.list_own_on_disk() if view is not None else set()
-    yield
+        private_keys = view.list_own_on_disk() if view is not None else set()
+    yield  # rank 0 runs the command, and all ranks wait for its result
     with real_files.use_real_files():
         if (writer := journal.get_writer()) is not None:
             writer.mark_caught_up()
         elif view is not None:
-            names = [getattr(options.get(stream), "name", None) for stream in _STREAMS]
-            output_keys = (view.find_key(name) for name in names if isinstance(name, (str, bytes, os.PathLike)))
-            view.adopt_disk(own_keys, {key for key in output_keys if key is not None})
+            # The files of the script to which the command has written, by `stdout=` and `stderr=`. They are open here.
+            output_names = [getattr(options.get(stream), "name", None) for stream in _STREAMS]
+            output_paths = [name for name in output_names if isinstance(name, (str, bytes, os.PathLike))]
+            output_keys = {key for path in output_paths if (key := view.find_key(path)) is not None}
+            view.adopt_disk(private_keys, output_keys)
 
 
 def _catch_outcome(run: Callable[[], Any]) -> tuple[Any, BaseException | None]:
@@ -109,7 +124,9 @@ def _catch_outcome(run: Callable[[], Any]) -> tuple[Any, BaseException | None]:
         pickle.dumps(outcome)  # raises if the result cannot be sent
     except Exception as error:
         try:
-            copy.deepcopy(error)  # creates the error again as pickle does, which sends it
+            # Pickle sends the error, and the other ranks create it again. `deepcopy` creates it in the same way, so an
+            # error that could not be created there fails here.
+            copy.deepcopy(error)
             outcome = None, error
         except Exception:
             outcome = None, RuntimeError(f"{type(error).__name__}: {error}")
@@ -134,31 +151,31 @@ def _normalize_value(value: Any) -> Any:
     return value if isinstance(value, (str, bytes, int, float, type(None))) else type(value).__name__
 
 
-def _point_command(command: Any) -> Any:
+def _replace_paths_in_command(command: Any) -> Any:
     """Replace paths of this rank's own files in a command for `os.system` by their real paths."""
     if isinstance(command, str) and overlay.has_view() and not real_files.uses_real_files():
         with contextlib.suppress(FileNotFoundError):  # the current folder was removed, and no own files are in it
             folder = os.getcwd()
-            return _point_text(command, folder, is_own=_find_place(folder) is not None)
+            return _replace_paths_in_text(command, folder, is_folder_own=_find_real_path(folder) is not None)
     return command
 
 
 @HOOKS.replace("os", "system", _IF_HOOK_MISSING)
 def _wrap_system(original: Any) -> Any:
     def system(command):
-        if not _is_of_all_ranks():
-            return original(_point_command(command))
-        return _run_on_rank_0(lambda: original(_point_command(command)), "system", [command], {})
+        if not _runs_for_all_ranks():
+            return original(_replace_paths_in_command(command))
+        return _run_on_rank_0(lambda: original(_replace_paths_in_command(command)), "system", [command], {})
 
     return system
 
 
 @HOOKS.replace("subprocess", "run call", _IF_HOOK_MISSING)
 def _wrap_command(original: Any) -> Any:
-    """A hook for `run` and `call`, on which the other functions of subprocess are based."""
+    """A hook for `run` and `call`. The other functions that wait for a command, such as `check_output`, call them."""
 
     def run(*args, **kwargs):
-        if not _is_of_all_ranks():
+        if not _runs_for_all_ranks():
             return original(*args, **kwargs)
         return _run_on_rank_0(lambda: original(*args, **kwargs), original.__name__, args, kwargs)
 
@@ -180,7 +197,7 @@ class _Output(io.StringIO):
 @HOOKS.replace("os", "popen", _IF_HOOK_MISSING)
 def _wrap_popen(original: Any) -> Any:
     def popen(cmd, mode="r", buffering=-1):
-        if mode != "r" or not _is_of_all_ranks():
+        if mode != "r" or not _runs_for_all_ranks():
             return original(cmd, mode, buffering)
 
         def read() -> tuple[str, int | None]:
@@ -201,60 +218,67 @@ def _wrap_process(original: Any) -> Any:
         call = signature.bind(self, *args, **kwargs)
         if not real_files.uses_real_files():
             with contextlib.suppress(FileNotFoundError):  # the current folder was removed, and no own files are in it
-                _point_arguments(call.arguments)
+                _replace_paths_in_arguments(call.arguments)
         return original(*call.args, **call.kwargs)
 
     return __init__
 
 
-def _point_arguments(arguments: dict[str, Any]) -> None:
+def _replace_paths_in_arguments(arguments: dict[str, Any]) -> None:
     """Replace paths of this rank's own files in the `arguments` of `Popen` by their real paths.
 
     A process sees only the disk. It finds a rank's own files only through its working folder and the paths among its
     arguments.
     """
     folder = os.path.join(os.getcwd(), os.fsdecode(arguments.get("cwd") or ""))
-    real_folder, words = _find_place(folder), arguments["args"]
-    if real_folder is not None:
+    real_folder, command = _find_real_path(folder), arguments["args"]
+    is_folder_own = real_folder is not None
+    if is_folder_own:
         arguments["cwd"] = real_folder
-    if isinstance(words, str) and arguments.get("shell"):
-        arguments["args"] = _point_text(words, folder, is_own=real_folder is not None)
-    if not isinstance(words, (list, tuple)):
+    if isinstance(command, str) and arguments.get("shell"):
+        arguments["args"] = _replace_paths_in_text(command, folder, is_folder_own)
+    if not isinstance(command, (list, tuple)):
         return
-    arguments["args"] = words = list(words)
+    arguments["args"] = words = list(command)
     for index, word in enumerate(words):
         if not isinstance(word, (str, bytes, os.PathLike)):
             continue
         path = os.fsdecode(word)
         is_program = index == 0 and os.sep not in path  # the system searches it in PATH
-        is_resolved = real_folder is not None and not os.path.isabs(path)  # relative to the real folder, so correct
-        if not is_program and not is_resolved:
-            words[index] = _find_place(os.path.join(folder, path)) or word
+        # The process starts in the real path of its folder, so it finds a relative path there.
+        starts_in_folder = is_folder_own and not os.path.isabs(path)
+        if not is_program and not starts_in_folder:
+            words[index] = _find_real_path(os.path.join(folder, path)) or word
 
 
-def _point_text(text: str, folder: str, is_own: bool) -> str:
+def _replace_paths_in_text(text: str, folder: str, is_folder_own: bool) -> str:
     """Replace paths of this rank's own files in a shell command, run in `folder`, by their real paths.
 
-    is_own: the folder is the rank's own, so that the shell resolves relative paths correctly.
+    is_folder_own: the folder is in the private folder. The shell then starts in its real path, and finds relative paths
+        there.
     """
 
-    def point(match: re.Match[str]) -> str:
+    def replace_word(match: re.Match[str]) -> str:
         word = match[0]
         is_program = os.sep not in word and _COMMAND_BEGINS.search(text[: match.start()]) is not None
-        if is_program or (is_own and not os.path.isabs(word)):
+        if is_program or (is_folder_own and not os.path.isabs(word)):
             return word
-        place = _find_place(os.path.join(folder, word))
-        needs_quotes = place is not None and place != shlex.quote(place)  # `word` may be within quotes, or not
-        return word if place is None or needs_quotes else place
+        real_path = _find_real_path(os.path.join(folder, word))
+        if real_path is None:
+            return word
+        # `word` may be within quotes already, or not. So a path that needs quotes cannot replace it.
+        needs_quotes = real_path != shlex.quote(real_path)
+        return word if needs_quotes else real_path
 
-    return _WORD.sub(point, text)
+    return _WORD.sub(replace_word, text)
 
 
-def _find_place(path: str) -> str | None:
-    """The real path where a process finds `path`; None if the process finds it at `path` itself."""
+def _find_real_path(path: str) -> str | None:
+    """The real path, in the private folder, where a process finds the file `path`; None if it is at `path` itself."""
     if "\0" in path:
         return None  # the original function reports the error
     with real_files.use_real_files():
         key = overlay.get_own_view().find_key(path)
-        place = None if key is None else overlay.get_own_view().locate_for_child(key)
-    return None if place == key else place
+        real_path = None if key is None else overlay.get_own_view().locate_for_child(key)
+    is_on_disk = real_path == key
+    return None if is_on_disk else real_path

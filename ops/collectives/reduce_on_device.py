@@ -1,7 +1,8 @@
 """The reduction of gradients by an MPI that accepts addresses in a GPU's memory (`MATEX_DEVICE_POINTERS`).
 
-It replaces the op of inline updates, which sums gradients in the host's memory (`reduce_gradients.reduce_inline`). At
-the start the ranks agree whether they use it (`agree_on_addresses`), because all ranks must make the same MPI calls.
+An update is inline if one op sums all its gradients after the backward pass. This op usually sums in the host's memory
+(`reduce_gradients.reduce_inline`); the op of this module replaces it. At the start the ranks agree whether they use it
+(`agree_on_addresses`), because all ranks must make the same MPI calls.
 """
 
 from __future__ import annotations
@@ -48,12 +49,14 @@ def agree_on_addresses(supported: Sequence[bool]) -> str:
     _is_agreed = not obstacle
     if obstacle:
         return f"MATEX_DEVICE_POINTERS={setting} changes nothing: {obstacle}"
+    # "At once" means inline.
     return f"MATEX_DEVICE_POINTERS={setting}: MPI is given the addresses of gradients that are reduced at once"
 
 
 def _find_obstacle() -> str:
     """The reason why gradients must be in host memory; "" if there is none."""
     chosen = settings.get_settings()
+    # Features that need gradients in host memory, and whether this run uses them.
     needs = {
         "MATEX_COMPRESSION": chosen.compression != settings.NO_COMPRESSION,
         "MATEX_STRATEGY": chosen.strategy not in ("allreduce", "auto"),
@@ -61,7 +64,7 @@ def _find_obstacle() -> str:
         "MATEX_CHECK_NUMERICS": chosen.check_numerics,
         "MATEX_ELASTIC": chosen.elastic,
         "MATEX_OVERLAP": chosen.overlap == "on",
-        "a plan": world.get_world().is_phantom,
+        "a plan": world.get_world().is_phantom,  # in `matex plan` the other ranks do not exist
     }
     return next((f"{name} needs gradients in the host's memory" for name, is_so in needs.items() if is_so), "")
 
@@ -73,7 +76,11 @@ def replaces_inline(checked: bool) -> bool:
 
 
 def reduce_on_device(tensors: Sequence[Any], names: Sequence[str], weight: Any, place: str) -> list[Any]:
-    """`ops.reduce_gradients` for gradients in device memory, scaled and summed there; 16-bit floats as float32."""
+    """`ops.reduce_gradients` for gradients in device memory.
+
+    They are scaled by `weight` and summed in device memory. 16-bit floats are converted to float32 before, and back to
+    their dtype after the sum.
+    """
     import tensorflow as tf
 
     wide = [tf.cast(tensor, tf.float32) if tensor.dtype.size == 2 else tensor for tensor in tensors]
@@ -82,17 +89,21 @@ def reduce_on_device(tensors: Sequence[Any], names: Sequence[str], weight: Any, 
 
 
 def _sum_scaled(tensors: Sequence[Any], names: Sequence[str], weight: Any, place: str) -> list[Any]:
-    """The sums over ranks of tensors that are multiplied by `weight` already, which may also have the batch's rows."""
+    """The sums over ranks of tensors that are multiplied by their weight already.
+
+    weight: a scalar, or a vector of the weight and the rows of the global batch (`reduce_gradients.make_weight`). The
+        op does not multiply by the weight; it reports the rows.
+    """
     library = get_library().ops
     return list(
         make_on_device(
             library.matex_reduce_on_device,
-            library.matex_keep_order,
+            library.matex_keep_order,  # an op that only takes a place in the order of collectives (`make_on_device`)
             gradients=tensors,
             weight=weight,
             names=list(names),
             place=place,
-            turn=common.make_turn(),
+            turn=common.make_turn(),  # the place in the order of collectives, in a v1 graph
         )
     )
 
@@ -102,6 +113,7 @@ def _compute_gradient(op: Any, *gradients: Any) -> list[Any]:
     import tensorflow as tf
 
     names = [name.decode() for name in op.get_attr("names")]
+    # The op sums tensors that are already scaled, so its gradient is a sum with weight 1 (`common`).
     summed = _sum_scaled(gradients, names, tf.ones([], tf.float64), common.name_gradient(op))
     return [*summed, None]
 

@@ -1,7 +1,8 @@
-"""parallel=True: all ranks open the files through MPI-IO and read them in collective transfers.
+"""`DataSet(..., parallel=True)`: all ranks open the files through MPI-IO and read them in collective transfers.
 
-A transfer is one call of the library, which all ranks must make together, each for its own samples. Closing a file is
-also collective, so files stay open only during a collective read. Streams read independently, without MPI-IO.
+A transfer is one call of h5py or netCDF4, which all ranks must make together, each for its own samples. Ranks need
+different transfers, so before each one they agree on the next (`Transfers`). Closing a file is also collective, so
+files stay open only during a collective read. A `stream` reads independently on each rank, without MPI-IO.
 """
 
 from __future__ import annotations
@@ -18,28 +19,33 @@ from matex_tf.world import world
 Result = TypeVar("Result")
 Request = tuple[int, int, str]  # a read that a rank needs: indices of file and variable, and the variable's name
 _FAILED = (-1, -1, "")  # the request of a rank that has failed
-# CPU seconds of a call. They include the time in which a rank waits in MPI for a rank with a slow disk.
+# The limit of CPU seconds of a call, after which `library` treats the call as an endless loop. The seconds include the
+# time in which a rank waits in MPI for a rank with a slow disk, so the limit is much higher than the usual one.
 _MAX_SECONDS = 300.0
 
 
 class Transfers:
     """The collective transfers of one read of `stack`, a `readers.arrays.stack.Stack`.
 
-    Ranks need different numbers of transfers, of different files, but all ranks must take part in each. Before each
-    transfer the ranks exchange requests: the variable that each needs next. All ranks then read the first of these
-    variables in the order of files. A rank that needs another variable joins: it reads one sample and drops it.
+    Ranks need different numbers of transfers, of different files, but all ranks must take part in each:
+
+    1. The ranks exchange requests: the variable that each needs next, or none.
+    2. The first of these variables, in the order of files, is next on all ranks.
+    3. All ranks read it. A rank that needs another variable, or none, joins: it reads one sample and drops it.
+
+    A read ends when no rank has a request. A rank whose action fails announces this as its request, and all ranks stop.
     """
 
     def __init__(self, stack: Any):
         self._stack = stack
-        self._files: dict[int, Any] = {}
+        self._files: dict[int, Any] = {}  # the open files, by their index in `stack.files`
 
     def run_action(self, action: Callable[[], Result]) -> Result:
         """Run `action()`, which calls `fetch`; then join the other ranks' transfers until all are done. Collective."""
         try:
             result = action()
         except agreement.FailedElsewhere:
-            raise
+            raise  # all ranks have seen the request of the failed rank, so none waits for a request of this rank
         except Exception:
             self._agree_on_next(_FAILED)
             raise
@@ -57,8 +63,8 @@ class Transfers:
 
         Joins the transfers that come before.
         """
-        names = [name for field_names in self._stack.variable_names.values() for name in field_names]
-        mine: Request = (self._stack.files.index(path), names.index(name), name)
+        all_names = [one for field_names in self._stack.variable_names.values() for one in field_names]
+        mine: Request = (self._stack.files.index(path), all_names.index(name), name)
         while (request := self._agree_on_next(mine)) != mine:
             assert request is not None  # at least this rank has a request
             self._join_transfer(request)
@@ -76,14 +82,14 @@ class Transfers:
 
     def _make_transfer(self, request: Request, action: Callable[[Any], Result]) -> Result:
         """Return `action(variable)` for the variable of `request`, together with all ranks."""
-        number, _, name = request
-        path = self._stack.files[number]
+        file_index, _, name = request
+        path = self._stack.files[file_index]
         with self._stack.convert_errors(path, f"reading {name!r} with all ranks from"):
-            if number not in self._files:
-                self._files[number] = library.call_library(
+            if file_index not in self._files:
+                self._files[file_index] = library.call_library(
                     lambda: self._stack.open_together(path, world.get_communicator("readers")), _MAX_SECONDS
                 )
-            variable = library.call_library(lambda: self._stack.find_variable(self._files[number], path, name))
+            variable = library.call_library(lambda: self._stack.find_variable(self._files[file_index], path, name))
 
             def transfer() -> Result:
                 with variable.enter_collective():

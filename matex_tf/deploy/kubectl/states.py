@@ -1,9 +1,10 @@
-"""The state of a Kubernetes job, from its MPIJob and its pods, the dictionaries that `kubectl get -o json` prints.
+"""The state of a submitted job, from its MPIJob and its pods, the dictionaries that `kubectl get -o json` prints.
 
-An MPIJob is a job of the MPI operator. Its pods are workers, on which the ranks run, and a launcher, which runs `matex
-run`. The operator records in the MPIJob whether the job runs or has ended. A batch Job of the operator replaces a
-failed launcher pod, even if the run is over. The first launcher whose run is over says so in its termination message
-(`mpijob.OVER`), and later launchers only repeat its exit code.
+A submitted job is an MPIJob, an object of the MPI operator. Its pods are workers, on which the ranks run, and a
+launcher, which runs `matex run`. The operator records in the MPIJob whether it runs or has ended. The operator starts
+the launcher through a Job, an object of Kubernetes itself, which is called the launcher Job here. The launcher Job
+replaces a failed launcher pod, even if the run is over. The first launcher whose run is over says so in its termination
+message (`mpijob.OVER`), and later launchers only repeat its exit code.
 """
 
 from __future__ import annotations
@@ -37,9 +38,10 @@ def is_running(pod: dict[str, Any]) -> bool:
 
 
 def list_needless(mpijob: dict[str, Any], pods: Sequence[dict[str, Any]]) -> list[str]:
-    """The names of the batch Jobs that would start another launcher although the run is over."""
+    """The names of the launcher Jobs that are no longer needed: they would start launchers although the run is over."""
     launchers = list_launchers(pods)
-    if "completionTime" in mpijob.get("status", {}) or _find_final_failure(launchers) is None:
+    has_ended = "completionTime" in mpijob.get("status", {})  # the operator has ended the MPIJob
+    if has_ended or _find_final_failure(launchers) is None:
         return []
     owners = [owner for pod in launchers for owner in pod["metadata"].get("ownerReferences", [])]
     return sorted({owner["name"] for owner in owners if owner["kind"] == "Job"})
@@ -62,39 +64,64 @@ def _find_final_failure(launchers: Sequence[dict[str, Any]]) -> _FinalFailure | 
     return None
 
 
+def _list_containers(launchers: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The statuses of the launchers' containers."""
+    return [container for pod in launchers for container in pod.get("status", {}).get("containerStatuses", [])]
+
+
+def _count_restarts(launchers: Sequence[dict[str, Any]], final_failure: _FinalFailure | None) -> int:
+    """How often the run was started again, by another launcher or in the same one."""
+    if final_failure is not None:
+        return final_failure.launcher_index  # later launchers only repeat the exit code
+    in_pods = sum(container.get("restartCount", 0) for container in _list_containers(launchers))
+    return max(len(launchers) - 1, 0) + in_pods
+
+
+def _find_last_exit_code(launchers: Sequence[dict[str, Any]]) -> int | None:
+    """The exit code of the last launcher that has failed; None if none has."""
+    for container in reversed(_list_containers(launchers)):
+        exit_code = _read_exit_code(container)
+        if exit_code is not None:
+            return exit_code
+    return None
+
+
 def read_state(mpijob: dict[str, Any], pods: Sequence[dict[str, Any]]) -> State:
     """The state that an MPIJob and its pods describe.
 
-    The first case that applies decides: the operator has ended the MPIJob, a launcher has ended the run, a pod cannot
-    start (others may run meanwhile), the job runs, the job has not started.
+    The first case that applies decides:
+
+    1. The operator has ended the MPIJob.
+    2. A launcher has ended the run.
+    3. A pod cannot start; other pods may run meanwhile.
+    4. The job runs.
+    5. The job has not started.
     """
     status = mpijob.get("status", {})
     conditions = {each["type"]: each for each in status.get("conditions", []) if each["status"] == "True"}
     launchers = list_launchers(pods)
-    containers = [container for pod in launchers for container in pod.get("status", {}).get("containerStatuses", [])]
-    restarts = max(len(launchers) - 1, 0) + sum(container.get("restartCount", 0) for container in containers)
-    created, completed = _parse_moment(mpijob["metadata"], "creationTimestamp"), _parse_moment(status, "completionTime")
-    failed, final_failure = conditions.get("Failed"), _find_final_failure(launchers)
-    if final_failure is not None:
-        restarts = final_failure.launcher_index  # later launchers only repeat the exit code
+    final_failure = _find_final_failure(launchers)
+    restarts = _count_restarts(launchers, final_failure)
+    created_at = _parse_moment(mpijob["metadata"], "creationTimestamp")
 
-    def make_end(words: str, code: int | None, ended: float | None, holds_nodes: bool = False) -> State:
+    def make_end(words: str, exit_code: int | None, ended_at: float | None, holds_nodes: bool = False) -> State:
         return State(
-            phase=ENDED, words=words, restarts=restarts, code=code, meaning=messages.explain_exit(code),
-            seconds=_subtract(ended, created), starts_noun="launchers", holds_nodes=holds_nodes,
+            phase=ENDED, words=words, restarts=restarts, code=exit_code, meaning=messages.explain_exit(exit_code),
+            seconds=_subtract(ended_at, created_at), starts_noun="launchers", holds_nodes=holds_nodes,
         )  # fmt: skip
 
     # An evicted worker also sets Failed, and the launcher continues. So Failed is final only with a completion time.
-    if completed is not None and failed is not None:
-        code = next((code for container in reversed(containers) if (code := _read_exit_code(container))), None)
-        return make_end(f"Failed{_describe_cause(failed)}", code, completed)
-    if completed is not None and "Succeeded" in conditions:
-        return make_end("Succeeded", 0, completed)
+    failed, completed_at = conditions.get("Failed"), _parse_moment(status, "completionTime")
+    if completed_at is not None and failed is not None:
+        return make_end(f"Failed{_describe_cause(failed)}", _find_last_exit_code(launchers), completed_at)
+    if completed_at is not None and "Succeeded" in conditions:
+        return make_end("Succeeded", 0, completed_at)
     if final_failure is not None:  # the run is over, but its MPIJob still holds the nodes of the workers
-        ended = _parse_moment(final_failure.container_end, "finishedAt")
-        return make_end("Failed", final_failure.container_end["exitCode"], ended, holds_nodes=True)
-    waited = _subtract(time.time(), created)
-    if wait := messages.explain_wait(pods):
+        ended_at = _parse_moment(final_failure.container_end, "finishedAt")
+        return make_end("Failed", final_failure.container_end["exitCode"], ended_at, holds_nodes=True)
+    waited = _subtract(time.time(), created_at)
+    wait = messages.explain_wait(pods)
+    if wait is not None:
         cause, meaning = wait
         return State(WAITING, f"waits ({cause})", restarts, meaning=meaning, seconds=waited)
     if "Running" in conditions:
@@ -104,6 +131,7 @@ def read_state(mpijob: dict[str, Any], pods: Sequence[dict[str, Any]]) -> State:
         return State(RUNNING, f"Running{nodes_text}{eviction_text}", restarts)
     if "Suspended" in conditions:
         return State(WAITING, "Suspended", restarts, seconds=waited)
+    # Without a condition, Kubernetes has accepted the MPIJob, and the operator has recorded nothing of it yet.
     return State(WAITING, "Created" if conditions else "accepted", restarts, seconds=waited)
 
 

@@ -136,13 +136,14 @@ def read_state(text: str) -> State | None:
     if state_name in ENDS:
         ended_at = parse_moment(text, "EndTime")
         exit_code, seconds = parse_exit_code(state_name, code), None
-        if ended_at is not None and submitted_at is not None and not restarts:  # SubmitTime is that of a requeue
+        # After a restart the time of submission is unknown: SubmitTime is then the time at which the job was requeued.
+        if ended_at is not None and submitted_at is not None and not restarts:
             seconds = ended_at - submitted_at
         return State(ENDED, state_name, restarts, exit_code, seconds=seconds, starts_noun="allocations")
     if nodes in ("", "(null)"):
         reason_text = f" ({reason})" if reason not in ("", "None") else ""
         waited = time.time() - submitted_at if submitted_at is not None else None
-        # The job has already run, or may start in another of its partitions.
+        # Whatever reason Slurm gives, the job can start: it has already run, or may start in another of its partitions.
         may_start = restarts > 0 or "," in _parse_field(text, "Partition")
         meaning, passes = explain_wait(reason, may_start)
         phase = WAITING if passes else STUCK
@@ -154,7 +155,8 @@ def read_states(text: str) -> dict[str, State]:
     """The states of an array's tasks from the output of `scontrol show job`, keyed by task numbers."""
     states = {}
     for record in re.split(r"\n\s*\n", text):
-        # ArrayTaskId stands on the first line of a record, which is the only line without leading blanks.
+        # ArrayTaskId is on the first line of a record. `_parse_field` reads only lines with leading blanks, which all
+        # lines but the first have.
         number, state = _parse_field("   " + record, "ArrayTaskId"), read_state(record)
         if number and state:
             states[number] = state

@@ -1,6 +1,9 @@
-// The engine's C interface, which Python calls by ctypes (ops/interface.py). A function that can fail returns 0 for
-// success or 1 for failure; after a 1, matex_last_error returns the message, in the same thread. Communicators, kinds
-// and types are plain numbers, which the headers define.
+// The engine's C interface, which Python calls by ctypes (ops/interface.py). An int that a function returns means:
+// - In a function that can fail: 0 for success, 1 for failure. After a 1, matex_last_error returns the message, in the
+//   same thread.
+// - In a function that asks, such as matex_waiting, matex_last_link or matex_store_lost: 1 for yes, 0 for no.
+// - Else what the comment of the function says.
+// Communicators, kinds and types are plain numbers, which the headers define.
 #include <mpi.h>
 
 #include <algorithm>
@@ -70,10 +73,12 @@ MATEX_EXPORT int matex_start(int sequence, int gradients, int overlapped, int ra
                        static_cast<Algorithm>(algorithm), chosen}));
 }
 
-// `BePhantom` (world.h).
+// For `matex plan`, after matex_start with one rank: this process computes as rank 0 of `size` ranks, and the other
+// ranks do not exist (`BePhantom` in world.h).
 MATEX_EXPORT void matex_phantom(int size) { BePhantom(size); }
 
-// After ranks were lost: continues with the others at collective `number`. `counts`: the completed ones of each kind.
+// After ranks were lost: the remaining ranks, with their new ranks and communicators, continue the sequence of
+// collectives at `number`. counts[kind]: the number of completed collectives of this kind.
 MATEX_EXPORT int matex_start_again(int sequence, int gradients, int overlapped, int rank, int size, int node,
                                    int64_t number, const int64_t* counts) {
   GoOnAt(number, counts);
@@ -88,12 +93,15 @@ MATEX_EXPORT int matex_rendezvous(int kind, uint64_t key, const char* place, int
   const Call call{static_cast<Kind>(kind), key, get_place, bytes, /*layout=*/nullptr, rows,
                   /*announced=*/nullptr, exit_code};
   const bool is_end = call.kind == Kind::kExit;
-  // Announced gradients that were not handed over will not come; other ranks may wait for them before they end.
+  // A rank that ends, or whose step has failed, hands over no more of its announced gradients. It gives them up
+  // (async_reduction.h), because the communication threads of other ranks may wait for them.
   if (is_end) GiveUpAll("its script has ended.");
   if (call.kind == Kind::kFailure) GiveUpAll("it failed in " + get_place());
   std::lock_guard<std::mutex> lock(TheWorld().mutex);
   if (Error error = Meet(call)) return Result(error);
-  if (is_end) {  // after it, Python may finalize MPI, so no thread may use MPI any more
+  // After the collective of the end Python may finalize MPI. So the threads that use MPI finish their work now, and an
+  // MPI error in one of them (`BrokenJobs` in failure.h) is the error of this collective.
+  if (is_end) {
     FinishUpdates();
     FinishPulls();
   }
@@ -105,7 +113,7 @@ MATEX_EXPORT int64_t matex_count(int kind) {
   return kind > 0 && kind < kKinds ? CountOf(static_cast<Kind>(kind)) : 0;
 }
 
-// 1: all later rendezvous fail.
+// Whether all later rendezvous fail, with the message that matex_last_error then returns.
 MATEX_EXPORT int matex_failure() { return Result(FailureOfSequence()); }
 
 // The cause (failure.h) of the error whose message `text` contains.
@@ -164,23 +172,24 @@ MATEX_EXPORT void matex_expect(const int64_t* turns, int count) {
   TheTurnstile().Expect(std::vector<int64_t>(turns, turns + count));
 }
 
-// Reduces plain buffers through a layout. `dimensions` holds the shapes one after another, `ranks` their lengths,
-// `variables` the numbers of the variables (0: no variable). A layout that is `kept` lives, with its compression
-// residuals, until matex_forget.
-MATEX_EXPORT int matex_reduce(int count, const char* const* names, const int* types, const int* ranks,
+// Sums `count` tensors over ranks by `ReduceInline` (inline.h), without TensorFlow. `dimensions` holds the shapes of
+// all tensors one after another, `dimension_counts` the number of dimensions of each, `variables` the numbers of the
+// variables (0: no variable). `keeps_layout`: the layout lives, with its compression residuals, until matex_forget.
+MATEX_EXPORT int matex_reduce(int count, const char* const* names, const int* types, const int* dimension_counts,
                               const int64_t* dimensions, const int64_t* variables, const void* const* inputs,
-                              void* const* outputs, double weight, int kept, const char* place) {
+                              void* const* outputs, double weight, int keeps_layout, const char* place) {
   std::vector<Entry> entries;
   for (int i = 0; i < count; ++i) {
-    entries.push_back({names[i], static_cast<Type>(types[i]), {dimensions, dimensions + ranks[i]}, variables[i]});
-    dimensions += ranks[i];
+    const std::vector<int64_t> shape(dimensions, dimensions + dimension_counts[i]);
+    entries.push_back({names[i], static_cast<Type>(types[i]), shape, variables[i]});
+    dimensions += dimension_counts[i];
   }
   const World& world = TheWorld();
   const auto layout =
       std::make_shared<Layout>(std::move(entries), world.chunk_bytes, world.fuse_bytes, world.compression);
-  if (kept) KeptLayouts().push_back(layout);
+  if (keeps_layout) KeptLayouts().push_back(layout);
   const std::function<std::string()> get_place = [place] { return std::string(place); };
-  return Result(ReduceInline(*layout, inputs, outputs, weight, 0, get_place));
+  return Result(ReduceInline(*layout, inputs, outputs, weight, Batch(/*rows=*/0), get_place));
 }
 
 MATEX_EXPORT void matex_forget() { KeptLayouts().clear(); }
@@ -188,15 +197,16 @@ MATEX_EXPORT void matex_forget() { KeptLayouts().clear(); }
 // The number of variables with compression residuals.
 MATEX_EXPORT int64_t matex_residuals() { return CountResiduals(); }
 
-// Writes the boundaries of the best buckets (buckets.h) of `count` gradients, and the end of their transfers; returns
-// the number of boundaries, at most count + 1.
-MATEX_EXPORT int matex_buckets(int count, const double* ready, const double* bytes, double start_up, double byte,
-                               int* boundaries, double* end) {
-  const std::vector<double> ready_times(ready, ready + count), sizes(bytes, bytes + count);
-  const Link link{start_up, byte};
-  const std::vector<int> best = ChooseBuckets(ready_times, sizes, link);
+// Writes the boundaries of the best buckets (buckets.h) of `count` gradients, and to `end` when the last transfer ends.
+// Returns the number of boundaries, at most count + 1. ready_at[i]: when gradient i is ready; sizes[i]: its bytes.
+// Times are seconds from the start of the step.
+MATEX_EXPORT int matex_buckets(int count, const double* ready_at, const double* sizes, double start_up_seconds,
+                               double seconds_per_byte, int* boundaries, double* end) {
+  const std::vector<double> ready(ready_at, ready_at + count), bytes(sizes, sizes + count);
+  const Link link{start_up_seconds, seconds_per_byte};
+  const std::vector<int> best = ChooseBuckets(ready, bytes, link);
   std::copy(best.begin(), best.end(), boundaries);
-  *end = EndOf(best, ready_times, sizes, link);
+  *end = EndOf(best, ready, bytes, link);
   return static_cast<int>(best.size());
 }
 
@@ -239,7 +249,9 @@ MATEX_EXPORT int matex_link(int overlapped, double* start_up, double* byte) {
   std::lock_guard<std::mutex> lock(world.mutex);
   Adder& adder = overlapped ? OverlappedAdder() : InlineAdder();
   const MPI_Comm communicator = overlapped ? world.overlapped : world.gradients;
-  constexpr int kTrials = 4;  // several: the first one also wakes up sleeping threads; the shortest times count
+  // The time of the first probe includes waking up sleeping threads. So there are several probes, and the shortest
+  // times count. The result is disturbed only if all probes were.
+  constexpr int kTrials = 4;
   Link best;
   best.start_up = best.byte = std::numeric_limits<double>::infinity();
   best.disturbed = true;
@@ -275,7 +287,11 @@ MATEX_EXPORT int matex_last_link(double* start_up, double* byte, int* disturbed)
   return 1;
 }
 
-// Makes a new store (store.h). Collective. `made`: whether the ranks have it.
+// The store (store.h) is the shared memory of asynchronous training on one node. It has the variables that all ranks
+// train, and hands out the batches of an epoch. Without a store, matex_store_begin returns -1, matex_store_leave and
+// matex_store_drop do nothing, and no other matex_store function may be called but matex_store_make.
+
+// Makes a new store. Collective. `made`: whether the ranks have it; they cannot share memory if not.
 MATEX_EXPORT int matex_store_make(int64_t bytes, int64_t batches, int64_t parts, int* made) {
   std::shared_ptr<SharedStore> store;
   Error error = SharedStore::Make({bytes, batches, parts}, &store);
@@ -292,12 +308,13 @@ MATEX_EXPORT void matex_drop_homes(int64_t holding) { DropHomes(holding); }
 // `SharedStore::Deal` (store.h).
 MATEX_EXPORT void matex_store_deal(int64_t first, int64_t count) { TheStore()->Deal(first, count); }
 
-// `SharedStore::Begin`; -1 if there is no store.
+// `SharedStore::Begin`: the number of its result (`Begun`); -1 if there is no store.
 MATEX_EXPORT int matex_store_begin(int64_t bound, double seconds, int64_t* batch, int* behind) {
   const std::shared_ptr<SharedStore> store = TheStore();
   return store == nullptr ? -1 : store->Begin(bound, seconds, batch, behind);
 }
 
+// The functions of SharedStore: `End`, `Stop`, `CountTrained`, `Lose`, `IsLost`, `VersionOf`, `data` and `Leave`.
 MATEX_EXPORT int64_t matex_store_end(int version) { return TheStore()->End(version); }
 MATEX_EXPORT void matex_store_stop() { TheStore()->Stop(); }
 MATEX_EXPORT int64_t matex_store_trained() { return TheStore()->CountTrained(); }

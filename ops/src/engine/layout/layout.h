@@ -55,8 +55,10 @@ struct Transfer {
   std::string name;  // the names of the gradients, for messages
 };
 
-// Calls `work(part, offset)` for each fragment that overlaps elements [first, first + count) of the transfer. `part` is
-// the overlap, as a fragment; `offset` is the element of the transfer at which it begins.
+// Calls `work(part, position)` for the part of each fragment that is within elements [first, first + count) of the
+// transfer. `part` is a Fragment, so it names elements of an entry; `position` is the index of its first element in the
+// transfer. If the fragments have 4 and 6 elements, elements [2, 7) are two parts: the last 2 elements of the first
+// fragment, at position 2, and the first 3 elements of the second, at position 4.
 template <typename Work>
 void InFragments(const Transfer& transfer, int64_t first, int64_t count, Work work) {
   int64_t at = 0;
@@ -70,11 +72,15 @@ void InFragments(const Transfer& transfer, int64_t first, int64_t count, Work wo
 
 class Layout {
  public:
-  // Entries smaller than `fuse_bytes` are fused, in order, with others of their type. `compression` applies to the
-  // float32 gradients of variables. `compiled`: XLA has compiled the step. Ranks must agree on this, because compiled
-  // steps round differently from TensorFlow's kernels. `checked`: gradients that are not finite are an error. `cuts` is
-  // ignored for compressed entries and for checked layouts: their sums go to all ranks. Each transfer of entries with
-  // cuts contains elements of every owner, so that all ranks send and receive at the same time.
+  // chunk_bytes: the maximum size of a transfer.
+  // fuse_bytes: smaller entries are fused, in order, with others of their type.
+  // compression: applies to the float32 gradients of variables.
+  // compiled: XLA has compiled the step. Ranks must agree on this, because compiled steps round differently from
+  //   TensorFlow's kernels.
+  // checked: gradients that are not finite are an error.
+  // cuts: the owners of elements; ignored for compressed entries and for checked layouts, whose sums go to all ranks.
+  //   Each transfer of entries with cuts contains elements of every owner, so that all ranks send and receive at the
+  //   same time.
   Layout(std::vector<Entry> entries, int64_t chunk_bytes, int64_t fuse_bytes, const Compression& compression = {},
          bool compiled = false, bool checked = false, Cuts cuts = {});
 
@@ -122,8 +128,9 @@ class Layout {
   uint64_t key_;
 };
 
-// What one collective announces: a whole overlapped update; or, if other collectives come between its gradients, a part
-// of the update, whose gradients depend on the same collectives.
+// What one collective announces of an overlapped update (async_reduction.h). Usually these are all gradients. But a
+// step may have other collectives between the gradients of an update. Then the update is announced in parts: the
+// gradients of a part depend on the same collectives.
 struct UpdatePart {
   std::shared_ptr<const Layout> layout;
   std::string place;    // the place of the update in the program

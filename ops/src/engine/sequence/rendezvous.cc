@@ -25,12 +25,12 @@ using Clock = std::chrono::steady_clock;
 struct Sequence {
   std::atomic<int64_t> number{0};  // of the next rendezvous; `Meet` increments it when a rendezvous has ended
   Error poison;                    // none until a rendezvous or a collective fails
-  std::array<std::atomic<int64_t>, kKinds> counts{};  // completed collectives of each kind
-  std::atomic<int64_t> rows{0};                       // of all updates
-  Clock::time_point begin;                            // of the current collective
-  std::array<std::atomic<int64_t>, kKinds> nanoseconds{};  // in collectives of each kind
+  std::array<std::atomic<int64_t>, kKinds> counts{};  // by Kind: the number of completed collectives
+  std::atomic<int64_t> rows{0};  // the rows of the global batches of all updates so far
+  Clock::time_point begin;       // when this rank has come to the current collective
+  std::array<std::atomic<int64_t>, kKinds> nanoseconds{};  // by Kind: the time in collectives, from begin to end
   bool is_prepared = false;            // whether `Prepare` was called
-  std::unique_ptr<Arrivals> arrivals;  // for rendezvous in shared memory; null: they use messages
+  std::unique_ptr<Arrivals> arrivals;  // the shared memory in which ranks meet; null: they meet by messages of MPI
 };
 
 Sequence& TheSequence() {
@@ -38,7 +38,7 @@ Sequence& TheSequence() {
   return *sequence;
 }
 
-// This rank's part of the message about ranks at different collectives.
+// The report of this rank for the error of a rendezvous at which ranks are at different collectives (reports.h).
 Report ReportOf(const World& world, const Call& call, int64_t number) {
   Report mine;
   mine.kind = call.kind;
@@ -52,6 +52,8 @@ Report ReportOf(const World& world, const Call& call, int64_t number) {
     mine.compiled = call.layout->compiled();
     mine.checked = call.layout->checked();
     mine.entries = call.layout->entries();
+    // How this rank reduces the gradients, in the words of the message. Inline: "reduces them at once". Overlapped: the
+    // announcement is of a part of the update, and further parts follow, or it is of the last part or all gradients.
     mine.mode = "reduces them at once";
     if (call.announced != nullptr) mine.mode = call.announced->more ? "will compute more" : "computes no more";
   }
@@ -66,16 +68,20 @@ Report ReportOf(const World& world, const Call& call, int64_t number) {
 int Prepare(const World& world, Sequence* sequence) {
   if (sequence->is_prepared) return MPI_SUCCESS;
   sequence->is_prepared = true;
-  int least[] = {world.algorithm == Algorithm::kAuto, world.node, -world.node};
-  const int code = MPI_Allreduce(MPI_IN_PLACE, least, 3, MPI_INT, MPI_MIN, world.sequence);
-  // The minima: whether all ranks use kAuto, the lowest node, and the negated highest node.
-  const bool can_share = least[0] && least[1] == -least[2];
+  int minima[] = {world.algorithm == Algorithm::kAuto, world.node, -world.node};
+  const int code = MPI_Allreduce(MPI_IN_PLACE, minima, 3, MPI_INT, MPI_MIN, world.sequence);
+  // The minima over ranks: whether all ranks use kAuto, the lowest node, and the negated highest node.
+  const bool all_use_auto = minima[0];
+  const int lowest_node = minima[1], highest_node = -minima[2];
+  const bool can_share = all_use_auto && lowest_node == highest_node;
   if (code != MPI_SUCCESS || !can_share) return code;
-  return Arrivals::Make(world.sequence, 0, &sequence->arrivals);
+  return Arrivals::Make(world.sequence, /*bytes_per_rank=*/0, &sequence->arrivals);
 }
 
-// Compares kind, key and number of the collective with the other ranks, in shared memory or by one all-reduce. It ends
-// when all ranks have come. If they differ, ExplainMismatch (reports.h) gives the error and `is_failed_step`.
+// Compares kind, key and number of the collective with the other ranks, in shared memory or by one all-reduce. The key
+// is a hash of all values on which ranks must agree. `Check` ends when all ranks have come. If they differ, it returns
+// the error that ExplainMismatch (reports.h) makes of the reports of all ranks. `is_failed_step` then becomes whether a
+// step has failed on some ranks while all others are within a step.
 Error Check(const World& world, const Call& call, Sequence* sequence, bool* is_failed_step) {
   int finalized = 0;
   MPI_Finalized(&finalized);
@@ -108,7 +114,8 @@ Error Meet(const Call& call) {
   const World& world = TheWorld();
   Sequence& sequence = TheSequence();
   sequence.begin = Clock::now();
-  // After an earlier error, here or in a communication thread (BrokenJobs in failure.h), other ranks may never come.
+  // After an earlier error other ranks may never come, so no rank waits for them. The error was in this sequence
+  // (poison), or in a communication thread: BrokenJobs (failure.h) returns the first MPI error of such a thread.
   if (world.has_peers() && !sequence.poison) sequence.poison = BrokenJobs();
   if (world.has_peers() && sequence.poison) return sequence.poison;
   RecordBegin(call);
@@ -121,7 +128,7 @@ Error Meet(const Call& call) {
     error = Check(world, call, &sequence, &is_failed_step);
   }
   ++sequence.number;
-  if (!error) return error;  // the noted wait goes on until `Finish`, because the exchange of data may also wait
+  if (!error) return Error();  // the noted wait goes on until `Finish`, because the exchange of data may also wait
   NoteWaitEnd(Waiter::kSequence);
   RecordEnd(call);
   if (is_failed_step) {
@@ -140,7 +147,8 @@ Error Finish(const Call& call, Error error) {
     sequence.poison = error;
   } else {
     const int kind = static_cast<int>(call.kind);
-    // Of an update in several parts only the last part counts.
+    // An overlapped update may be announced in parts (UpdatePart in layout.h), each by a collective of its own. Only
+    // the last part, without `more`, counts as an update.
     if (call.announced == nullptr || !call.announced->more) {
       ++sequence.counts[kind];
       if (call.reduces_gradients()) sequence.rows += call.batch.rows;
@@ -150,6 +158,7 @@ Error Finish(const Call& call, Error error) {
   return error;
 }
 
+// Resets this rank's sequence after ranks were lost; the remaining ranks have agreed on `number` and `counts`.
 void GoOnAt(int64_t number, const int64_t* counts) {
   Sequence& sequence = TheSequence();
   std::lock_guard<std::mutex> lock(TheWorld().mutex);

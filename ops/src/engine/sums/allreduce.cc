@@ -66,7 +66,7 @@ Error Adder::Sum(const Transfer& transfer, void* data, float* residual, const st
   return code == MPI_SUCCESS ? Error() : MpiError(code, "the compressed all-reduce", place());
 }
 
-Error Adder::Shared(SharedMemory** memory, const std::function<std::string()>& place) {
+Error Adder::GetSharedMemory(SharedMemory** memory, const std::function<std::string()>& place) {
   const int code = Prepare();
   *memory = shared_.get();
   return code == MPI_SUCCESS ? Error() : MpiError(code, "the preparation of sums", place());
@@ -161,7 +161,7 @@ int Adder::SumCompressedTransfer(const Transfer& transfer, float* data, float* r
 
 // The algorithm of a reduce-scatter or all-gather of `bytes` bytes: the algorithm that is fastest for sums. Two levels
 // need the same number of ranks on every node here; else the ring is used.
-int Adder::ChooseForOwned(int64_t bytes, Algorithm* algorithm) {
+int Adder::ChooseForPieces(int64_t bytes, Algorithm* algorithm) {
   *algorithm = Algorithm::kMpi;
   if (bytes < kLargeBytes) return MPI_SUCCESS;
   if (const int code = Prepare()) return code;
@@ -188,7 +188,7 @@ int Adder::ReduceScatter(const Transfer& transfer, void* data) {
   }
   const int64_t size = static_cast<int64_t>(SizeOf(transfer.type));
   Algorithm algorithm;
-  if (const int code = ChooseForOwned(transfer.count * size, &algorithm)) return code;
+  if (const int code = ChooseForPieces(transfer.count * size, &algorithm)) return code;
   if (algorithm == Algorithm::kTwoLevel)
     return ReduceScatterInTwoLevels(levels_, data, starts, transfer.type, asleep_, &buffer_);
   if (algorithm == Algorithm::kRing)
@@ -206,7 +206,7 @@ int Adder::Gather(const Transfer& transfer, void* data) {
   const std::vector<int64_t> starts = StartsOf(transfer);
   const int64_t size = static_cast<int64_t>(SizeOf(transfer.type));
   Algorithm algorithm;
-  if (const int code = ChooseForOwned(transfer.count * size, &algorithm)) return code;
+  if (const int code = ChooseForPieces(transfer.count * size, &algorithm)) return code;
   if (algorithm == Algorithm::kTwoLevel)
     return AllgatherInTwoLevels(levels_, data, starts, transfer.type, asleep_, &buffer_);
   if (algorithm == Algorithm::kRing) return RingAllgather(communicator_, data, starts, transfer.type, asleep_);

@@ -1,6 +1,8 @@
 // The sum of a buffer over the ranks of a communicator. An Adder makes such sums by one of four algorithms: MPI, ring,
-// two levels or shared memory. It chooses the algorithm at its first sums, by a trial if several are possible. The
-// inline and the overlapped reduction (engine/update) have one Adder each. All ranks choose alike and get equal bits.
+// two levels or shared memory. It chooses the algorithm at its first sums, by a trial if several are possible. All
+// ranks choose alike and get equal bits. Gradients are summed by two reductions, which have one Adder each: the inline
+// reduction in the calling thread (inline.h), and the overlapped reduction in a communication thread
+// (async_reduction.h).
 #pragma once
 
 #include <mpi.h>
@@ -30,16 +32,18 @@ class Adder {
   // data = the sum over ranks, the same bits on all ranks. `place` names the place in the program for messages.
   Error Sum(void* data, int64_t count, Type type, const std::function<std::string()>& place);
 
-  // The sum of a transfer: of some gradients, or of a part of one (layout.h). If the ranks own its elements, it is a
-  // reduce-scatter: each rank gets the sum of its own elements. If the transfer is compressed, `residual` receives the
-  // error that this rank adds to its next gradient.
+  // The sum of a transfer: of some gradients, or of a part of one (layout.h). If each rank updates only its own piece
+  // of the weights, the transfer has `owned`, and the sum is a reduce-scatter: each rank gets only the sums of its own
+  // elements. `residual` receives what compression has left out of this sum, one number for each element. This rank
+  // adds the numbers to its next gradient (error_feedback.h). Null if the transfer is not compressed.
   Error Sum(const Transfer& transfer, void* data, float* residual, const std::function<std::string()>& place);
 
-  // All-gather: `data` has this rank's own elements of a transfer, and afterwards all. Returns an MPI error code.
+  // All-gather of a transfer of owned elements. `data` has room for all elements: on entry it holds this rank's own, on
+  // return the elements of all ranks. Returns an MPI error code, from which the caller makes an Error with its place.
   int Gather(const Transfer& transfer, void* data);
 
   // The shared memory in which this Adder sums; null if it uses another algorithm. Collective at the first call.
-  Error Shared(SharedMemory** memory, const std::function<std::string()>& place);
+  Error GetSharedMemory(SharedMemory** memory, const std::function<std::string()>& place);
 
  private:
   // Each of these functions returns an MPI error code.
@@ -50,7 +54,7 @@ class Adder {
   int SumShared(char* data, int64_t count, Type type);  // sums in shared memory
   int SumCompressedTransfer(const Transfer& transfer, float* data, float* residual);
   int ReduceScatter(const Transfer& transfer, void* data);  // each rank gets the sum of its own elements
-  int ChooseForOwned(int64_t bytes, Algorithm* algorithm);  // for a transfer of owned elements
+  int ChooseForPieces(int64_t bytes, Algorithm* algorithm);  // for a reduce-scatter or all-gather of owned elements
 
   const MPI_Comm communicator_;
   Algorithm algorithm_;  // kAuto: not chosen yet
@@ -59,12 +63,15 @@ class Adder {
   bool is_prepared_ = false;
   Levels levels_;                         // the communicators within and across nodes (hierarchical.h)
   std::unique_ptr<SharedMemory> shared_;  // null if it is not used
-  std::unique_ptr<Adder> across_;         // sums between nodes; null if it is not used, or on one node
-  std::vector<char> buffer_, segment_;  // kept from sum to sum
-  std::vector<float> wide_;             // 16-bit floats as float32
+  // Sums the segment that this rank carries between nodes (hierarchical.h). Null on one node, and if it carries none.
+  std::unique_ptr<Adder> across_;
+  // Memory for intermediate results, kept from sum to sum.
+  std::vector<char> buffer_;   // of the ring, and of reduce-scatters and all-gathers
+  std::vector<char> segment_;  // of sums in two levels: the segment that this rank carries
+  std::vector<float> wide_;    // 16-bit floats as float32
 };
 
-// The Adders of the two reductions, made at first use after `Start`.
+// The Adders of the inline and of the overlapped reduction, made at first use after `Start` (world.h).
 Adder& InlineAdder();
 Adder& OverlappedAdder();
 

@@ -52,7 +52,7 @@ Error ReduceInline(const Layout& layout, const void* const* inputs, void* const*
   // Stays null if the Adder does not sum in shared memory, or if the layout is checked: the check needs a rank's own
   // gradients in memory before the sum, and the sums in the same memory after it. Way 2 has no such memory.
   SharedMemory* memory = nullptr;
-  if (world.has_peers() && !layout.checked()) error = InlineAdder().Shared(&memory, place);
+  if (world.has_peers() && !layout.checked()) error = InlineAdder().GetSharedMemory(&memory, place);
   if (error) return Finish(call, error);
   // Way 1. A `scatter` says which elements each rank needs.
   if (scatter != nullptr && memory != nullptr && !layout.compression()) {
