@@ -385,7 +385,7 @@ def _wrap_change(act: Callable[..., Any], follow: bool = True) -> Any:
 
     def make(original: Any) -> Any:
         def change(path, *args, **kwargs):
-            key = find_key(path, kwargs, follow)
+            key = find_key(path, kwargs, follow and kwargs.get("follow_symlinks", True))
             if key is None:
                 return original(path, *args, **kwargs)
             with real_files.use_real_files():
@@ -415,7 +415,7 @@ def _remove_tree(view, original, key, path, ignore_errors=False, onerror=None, *
 
 
 wrap_change = _wrap_change(_change_copy)
-wrap_mkdir = _wrap_change(lambda view, _, key, path, mode=0o777, dir_fd=None: view.make_folder(key, mode))
+wrap_mkdir = _wrap_change(lambda view, _, key, path, mode=0o777, dir_fd=None: view.make_folder(key, mode), follow=False)
 wrap_remove = _wrap_change(lambda view, _, key, path, dir_fd=None: view.remove_file(key), follow=False)
 wrap_rmdir = _wrap_change(lambda view, _, key, path, dir_fd=None: view.remove_file(key, folder=True), follow=False)
 wrap_rmtree = _wrap_change(_remove_tree, follow=False)

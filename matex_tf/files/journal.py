@@ -47,10 +47,11 @@ class _Copy(NamedTuple):
 
 
 class _Move(NamedTuple):
-    """A file that rank 0 has moved."""
+    """A file that rank 0 was about to move."""
 
     number: int  # of collectives that rank 0 had completed before the move
     old_path: str
+    inode: int
 
 
 class Journal(journal_reader.Notes):
@@ -62,8 +63,9 @@ class Journal(journal_reader.Notes):
     _noted: for each path that rank 0 has created, the number of collectives in its note.
     _touched: for each path that rank 0 is about to change, its state before (None: missing). The change may fail, so a
         path counts as changed only if its present state differs.
-    _moved: the moves of files, by their present paths. For a rank that has not reached the move, the file is at its old
-        path; when the rank reads it there, it reads from the present path.
+    _moved: the moves of files, by their new paths. For a rank that has not reached the move, the file is at its old
+        path; when the rank reads it there, it reads from the new path. The move may fail, so it counts only if the file
+        at the new path has the inode.
     _copies: the copies of old contents that other ranks may still need.
     _is_over: all ranks have ended their scripts, so no rank needs notes.
     """
@@ -140,18 +142,20 @@ class Journal(journal_reader.Notes):
             return
         inode = state[0]
         # Rank 0 has moved the file here. Ranks that have not reached the move read it at its old path: renew that note.
-        if key in self._moved:
-            move = self._moved.pop(key)
+        move = self._moved.pop(key, None)
+        if move is not None and move.inode == inode:
             copy = to or self._keep_copy(number, key)
             self._write_line(move.number, move.old_path, copy, inode if to else journal_reader.NOT_MOVED)
-        if self._is_touched(key):
+        is_folder = os.path.isdir(key) and not os.path.islink(key)
+        if self._is_touched(key) and not (is_folder and removed):
             return  # the content is rank 0's own; other ranks write and read their own
         if not removed and not os.path.isfile(key):
             return  # a folder, whose entries have notes of their own; or a pipe
-        # The content is common to all ranks, for example from before the run. Ranks that are behind still read it.
+        # The content is common to all ranks, for example from before the run, or saved for all in a folder that rank 0
+        # has made. Ranks that are behind still read it.
         self._write_line(number, key, to or self._keep_copy(number, key), inode if to else 0)
         if to:  # later changes of the moved file replace its note
-            self._moved[to] = _Move(number, key)
+            self._moved[to] = _Move(number, key, inode)
         self._touched[key] = state
 
     def _is_touched(self, key: str) -> bool:

@@ -5,6 +5,7 @@ ranks are played by one process: rank 0 notes what it does, the other looks thro
 """
 
 import builtins
+import glob
 import os
 import random
 import shutil
@@ -16,6 +17,7 @@ from matex_tf.files.view import View
 from matex_tf.world import world
 
 NAMES = ["a", "b", "folder", "folder/a", "folder/b", "folder/deep", "folder/deep/a", "other", "other/a"]
+NAMES += ["link", "link/a", "link/deep", "folder/link", "folder/link/a", "other/link"]
 
 
 def random_step(chance):
@@ -47,9 +49,24 @@ def by_flags(names, text):
         os.close(handle)
 
 
-def move(names, text):
-    if os.path.isfile(names[0]) and not os.path.isdir(names[1]):
-        os.replace(*names)
+def link(names, text):
+    os.symlink(os.path.relpath(names[1], os.path.dirname(names[0])), names[0])
+
+
+def relink(names, text):
+    """Replace `names[0]` by a link, as scripts do for the folder of the latest run."""
+    link(["temporary", names[1]], text)
+    try:
+        os.replace("temporary", names[0])
+    except OSError:
+        os.remove("temporary")
+        raise
+
+
+def copy_tree(names, text):
+    source, target = map(os.path.realpath, names)
+    if not target.startswith(source):
+        shutil.copytree(*names, symlinks=text < "0.5", dirs_exist_ok=text < "0.7")
 
 
 KINDS = {
@@ -67,7 +84,17 @@ KINDS = {
     "makedirs": lambda names, text: os.makedirs(names[0], exist_ok=True),
     "rmtree": lambda names, text: shutil.rmtree(names[0]),
     "rmdir": lambda names, text: os.rmdir(names[0]),
-    "move": move,
+    "replace": lambda names, text: os.replace(*names),
+    "link": link,
+    "link to absolute": lambda names, text: os.symlink(os.path.abspath(names[1]), names[0]),
+    "relink": relink,
+    "readlink": lambda names, text: os.path.basename(os.readlink(names[0])),
+    "is link": lambda names, text: os.path.islink(names[0]),
+    "resolve": lambda names, text: os.path.relpath(os.path.realpath(names[0])),
+    "is same": lambda names, text: os.path.samefile(*names),
+    "walk": lambda names, text: sorted((top, *map(sorted, inside)) for top, *inside in os.walk(names[0])),
+    "glob": lambda names, text: sorted(glob.glob("*/*") + glob.glob(names[0] + "/*")),
+    "copytree": copy_tree,
 }
 
 
@@ -75,6 +102,8 @@ def done(step):
     kind, names, text = step
     try:
         return kind, names, KINDS[kind](names, text)
+    except shutil.Error:  # some files were not copied
+        return kind, names, "errors of a tree"
     except OSError:
         return kind, names, "an error"
 
@@ -107,6 +136,26 @@ def installed():
 def use(functions):
     for (owner, name), function in functions.items():
         setattr(owner, name, function)
+
+
+def save_for_all(name, text, players, written):
+    """Rank 0 saves a file for both ranks, as `files.saving` does with a model."""
+    alone, first, other = players
+    use(alone.functions)
+    for player in (alone, first):
+        os.chdir(player.folder)
+        try:
+            write([name], text)
+        except OSError as error:
+            player.seen.append(type(error))
+        else:
+            player.seen.append(None)
+    other.seen.append(first.seen[-1])
+    if first.seen[-1] is None:
+        written.mark_delivered(os.path.realpath(name))
+        overlay._view.show_file(overlay._view.find_key(name))
+    first.met += 1
+    other.met += 1
 
 
 def tried(seed, sets):
@@ -145,6 +194,8 @@ def tried(seed, sets):
                 alone.play(step)
             first.met += 1
             other.met += 1
+            if chance.random() < 0.5:
+                save_for_all(chance.choice(NAMES), str(chance.random()), (alone, first, other), written)
             if not alone.seen == first.seen == other.seen:
                 return alone.seen, first.seen, other.seen
     finally:
