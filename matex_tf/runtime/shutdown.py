@@ -10,8 +10,11 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import gc
+import io
 import os
 import signal
+import stat
 import sys
 import threading
 import time
@@ -71,8 +74,24 @@ def register_end() -> None:
     atexit.register(end_rank)
 
 
+def _flush_files() -> None:
+    """Write the buffers of the script's open files to disk: an abort does not, unlike the end of Python.
+
+    Pipes are left out, because they could block.
+    """
+    kinds = io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom  # the first has a buffer on top of the others
+    files = [each for each in gc.get_objects() if isinstance(each, kinds)]
+    for file in sorted(files, key=lambda file: not isinstance(file, io.TextIOWrapper)):
+        with contextlib.suppress(OSError, ValueError):  # a full disk; a closed file; a wrapper of no file
+            if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                file.flush()
+
+
 def run_before_abort() -> None:
-    """Call the functions of `before_abort`. Their errors do not prevent the abort."""
+    """Write the script's output and files, and call the functions of `before_abort`, whatever fails."""
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+    _flush_files()
     while before_abort:
         try:
             before_abort.pop(0)()
@@ -89,7 +108,6 @@ def abort_with_error(text: str, code: int, follows: bool = False, is_loss: bool 
         follows, is_loss: see `rank_records.Record`.
     """
     run_before_abort()
-    sys.stdout.flush()
     code, me = exit_codes.correct_failure_code(code), world.get_world()
     fields: dict[str, Any] = {"size": me.size, "host": me.host, "number": ops.read_waiting().number, "abort_code": code}
     try:

@@ -650,6 +650,15 @@ def test_an_error_that_ends_a_thread_of_one_rank_is_told(how, code):
         assert result.stderr.count("OSError: there is no part") == result.stderr.count("ZeroDivisionError") == 1
 
 
+def test_an_error_leaves_what_the_script_has_written_to_its_open_files(tmp_path):
+    script = (
+        "import io, matex_tf, tensorflow\nwrapper = io.TextIOWrapper(io.BytesIO())\nlog = open('log.csv', 'w')\n"
+        "raw = open('raw', 'wb')\nprint('epoch 1', file=log)\nraw.write(b'123')\nraise ValueError('after epoch 1')\n"
+    )
+    assert "after epoch 1" in failed(2, script, cwd=tmp_path).output
+    assert [(tmp_path / name).read_text() for name in ("log.csv", "raw")] == ["epoch 1\n", "123"]
+
+
 def test_an_import_that_comes_too_late_says_which_line_to_move(tmp_path):
     script = tmp_path / "matex_tf" / "train.py"  # whose code it is does not depend on the folder's name
     script.parent.mkdir()
