@@ -307,13 +307,31 @@ class _Entry:
         return False
 
 
+class _DiskEntry(_Entry):
+    """An entry of a folder on the disk: its kind is known, and queries find what rank 0 has changed since."""
+
+    def __init__(self, entry: os.DirEntry):
+        self.name, self.path, self.is_symlink = entry.name, entry.path, entry.is_symlink  # type: ignore[method-assign]
+        self._entry = entry
+
+    def is_dir(self, *, follow_symlinks: bool = True) -> bool:
+        if follow_symlinks and self.is_symlink():
+            return super().is_dir()
+        return self._entry.is_dir(follow_symlinks=False)
+
+    def is_file(self, *, follow_symlinks: bool = True) -> bool:
+        if follow_symlinks and self.is_symlink():
+            return super().is_file()
+        return self._entry.is_file(follow_symlinks=False)
+
+
 class _Entries(Iterator, contextlib.AbstractContextManager):
     """The iterator and context manager that `os.scandir` returns."""
 
-    def __init__(self, entries: Iterable[_Entry | os.DirEntry]):
+    def __init__(self, entries: Iterable[_Entry]):
         self._entries = iter(entries)
 
-    def __next__(self) -> _Entry | os.DirEntry:
+    def __next__(self) -> _Entry:
         return next(self._entries)
 
     def __exit__(self, *error: Any) -> None:
@@ -325,7 +343,7 @@ class _Entries(Iterator, contextlib.AbstractContextManager):
 
 def _scan_disk(original: Any, path: Any) -> _Entries:
     with original(path) as entries:
-        return _Entries(list(entries))
+        return _Entries(list(map(_DiskEntry, entries)))
 
 
 wrap_listdir = _wrap_listing(

@@ -9,6 +9,7 @@ import glob
 import os
 import random
 import shutil
+import stat
 import sys
 import tempfile
 
@@ -17,13 +18,16 @@ from matex_tf.files.view import View
 from matex_tf.world import world
 
 NAMES = ["a", "b", "folder", "folder/a", "folder/b", "folder/deep", "folder/deep/a", "other", "other/a"]
+PLAYING = [None]
 NAMES += ["link", "link/a", "link/deep", "folder/link", "folder/link/a", "other/link"]
 
 
-def random_step(chance):
+def random_steps(chance):
+    """Mostly one step. A rank that is behind may ask entries of a folder that rank 0 has removed."""
     kind = chance.choice(list(KINDS))
     names = [chance.choice(NAMES) for _ in range(2)]
-    return kind, names, str(chance.random())
+    kinds = [kind, "ask kept entries", "rmtree"] if kind == "keep entries" else [kind]
+    return [(kind, names, str(chance.random())) for kind in kinds]
 
 
 def write(names, text):
@@ -63,6 +67,17 @@ def relink(names, text):
         raise
 
 
+def keep_entries(names, text):
+    PLAYING[0].kept = sorted(os.scandir(names[0]), key=lambda entry: entry.name)
+
+
+def ask_kept_entries(names, text):
+    """What was kept, as it is now: an entry asks only once. Of a folder, without the size on this disk."""
+    kept, PLAYING[0].kept = PLAYING[0].kept, []
+    states = [(entry.name, entry.stat()) for entry in kept]
+    return [(name, state.st_mode, stat.S_ISREG(state.st_mode) and state.st_size) for name, state in states]
+
+
 def copy_tree(names, text):
     source, target = map(os.path.realpath, names)
     if not target.startswith(source):
@@ -95,6 +110,8 @@ KINDS = {
     "walk": lambda names, text: sorted((top, *map(sorted, inside)) for top, *inside in os.walk(names[0])),
     "glob": lambda names, text: sorted(glob.glob("*/*") + glob.glob(names[0] + "/*")),
     "copytree": copy_tree,
+    "keep entries": keep_entries,
+    "ask kept entries": ask_kept_entries,
 }
 
 
@@ -114,11 +131,13 @@ class Player:
     def __init__(self, folder, functions):
         self.folder, self.functions = folder, functions
         self.seen = []
+        self.kept = []
         self.met = 0
 
     def play(self, step):
         use(self.functions)
         os.chdir(self.folder)
+        PLAYING[0] = self
         self.seen.append(done(step))
 
 
@@ -180,7 +199,7 @@ def tried(seed, sets):
     world.is_active = lambda: True
     try:
         for _ in range(chance.randrange(1, 5)):
-            steps = [random_step(chance) for _ in range(chance.randrange(1, 8))]
+            steps = [step for _ in range(chance.randrange(1, 8)) for step in random_steps(chance)]
             turns = [first] * len(steps) + [other] * len(steps)
             if chance.random() < 0.7:
                 chance.shuffle(turns)
