@@ -322,7 +322,7 @@ class View(Layers):
 
     def _check_target(self, key: str, target: str, source_key: str | None, is_folder: bool) -> None:
         """Raise the error of the system if `source_key`, a folder or not, cannot be moved to `key`, named `target`."""
-        if is_folder and source_key in journal_reader.list_parents(key):
+        if is_folder and any(path == source_key for path in journal_reader.list_parents(key)):
             raise make_error(errno.EINVAL, target)
         if not self.exists(key):
             return
