@@ -659,6 +659,12 @@ def test_an_error_leaves_what_the_script_has_written_to_its_open_files(tmp_path)
     assert [(tmp_path / name).read_text() for name in ("log.csv", "raw")] == ["epoch 1\n", "123"]
 
 
+def test_an_error_in_a_compiled_library_names_the_line_of_the_script(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("import matex_tf, tensorflow, h5py\nh5py.File('none.h5')\n")
+    assert "failed at train.py, line 2" in failed(2, script, cwd=tmp_path).output
+
+
 def test_an_import_that_comes_too_late_says_which_line_to_move(tmp_path):
     script = tmp_path / "matex_tf" / "train.py"  # whose code it is does not depend on the folder's name
     script.parent.mkdir()
