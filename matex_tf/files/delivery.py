@@ -81,7 +81,7 @@ def _leads_to_same(path: str) -> bool:
 
     A link to a folder that is named by the time, such as `runs/latest`, may differ.
     """
-    view = overlay.get_view()
+    view, path = overlay.get_view(), os.path.abspath(path)  # the working folder may be in the private folder
     with real_files.use_real_files():
         return view is None or view.find_key(path) in (None, os.path.realpath(path))
 

@@ -146,8 +146,7 @@ class Journal(journal_reader.Notes):
         if move is not None and move.inode == inode:
             copy = to or self._keep_copy(number, key)
             self._write_line(move.number, move.old_path, copy, inode if to else journal_reader.NOT_MOVED)
-        is_folder = os.path.isdir(key) and not os.path.islink(key)
-        if self._is_touched(key) and not (is_folder and removed):
+        if self._is_touched(key) and not (removed and _is_folder(key)):
             return  # the content is rank 0's own; other ranks write and read their own
         if not removed and not os.path.isfile(key):
             return  # a folder, whose entries have notes of their own; or a pipe
@@ -192,7 +191,7 @@ class Journal(journal_reader.Notes):
             if size + sum(copy.size for copy in self._copies) > _MAX_COPY_BYTES:
                 return None
             self._copies.append(_Copy(number, path, size))
-            if os.path.isdir(key) and not os.path.islink(key):
+            if _is_folder(key):
                 shutil.copytree(key, path, symlinks=True, ignore=self._list_touched)
             else:
                 shutil.copy2(key, path, follow_symlinks=False)
@@ -202,17 +201,17 @@ class Journal(journal_reader.Notes):
 
     def _list_untouched(self, key: str) -> Iterator[str]:
         """The files of `key` that rank 0 has not changed."""
-        if not os.path.isdir(key) or os.path.islink(key):
+        if not _is_folder(key):
             yield key
             return
-        for folder, folders, names in os.walk(key):
-            touched = self._list_touched(folder, folders + names)
-            folders[:] = [name for name in folders if name not in touched]
+        for folder, _, names in os.walk(key):
+            touched = self._list_touched(folder, names)
             yield from (os.path.join(folder, name) for name in names if name not in touched)
 
     def _list_touched(self, folder: str, names: list[str]) -> set[str]:
-        """The `names` in `folder` that rank 0 has changed."""
-        return {name for name in names if self._is_touched(os.path.join(folder, name))}
+        """The `names` in `folder` that rank 0 has changed, other than folders, which may hold files saved for all."""
+        paths = {name: os.path.join(folder, name) for name in names}
+        return {name for name, path in paths.items() if self._is_touched(path) and not _is_folder(path)}
 
 
 _writer: Journal | None = None
@@ -239,6 +238,10 @@ def note_change(path: Any, removed: bool = False, to: Any = "") -> None:
         key = _find_entry(text) if removed else os.path.realpath(text)
         if not journal_reader.is_system(key):
             _writer.write_note(key, removed, _find_entry(os.path.abspath(os.fsdecode(to))) if to else "")
+
+
+def _is_folder(path: str) -> bool:
+    return os.path.isdir(path) and not os.path.islink(path)
 
 
 def _find_entry(path: str) -> str:

@@ -127,7 +127,7 @@ class Layers:
 
     def locate_lower(self, key: str) -> str | None:
         """The path of `key` in the lower layer, as this rank sees it; None if it does not exist there."""
-        if self.is_hidden(key) or self._is_in_own_file(key):
+        if self.is_hidden(key) or (self.used and self._is_in_own_file(key)):
             return None
         # Rank 0 writes its note before it changes the disk. So the disk is read first: if it is already changed, the
         # note is found below. In the other order, a change between both would be taken for the old content.

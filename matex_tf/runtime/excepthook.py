@@ -173,7 +173,7 @@ def _format_script_line(error: BaseException) -> str:
     frames = [
         (frame.f_code.co_filename, line)
         for frame, line in traceback.walk_tb(error.__traceback__)
-        if not script_frames.is_library(frame.f_globals.get("__file__") or "<unknown>")
+        if not script_frames.is_library(str(frame.f_globals.get("__file__") or "<unknown>"))
     ]
     # In a tf.function, frames are of code that AutoGraph has generated. It adds the script's, innermost first.
     if (metadata := getattr(error, "ag_error_metadata", None)) is not None:

@@ -24,11 +24,13 @@ from typing import Any
 from matex_tf import errors, ops, settings
 from matex_tf.ops import cache
 from matex_tf.runtime import losses, objects, rank_records, real_files
+from matex_tf.thread_flag import starts_own
 from matex_tf.world import exit_codes, membership, mpi_calls, task_environment, terminal, time_limit, world
 
 REQUESTS = (signal.SIGTERM, signal.SIGUSR1)
 """The signals that ask a run to end and to resume later."""
 _KIND = 7  # the end of the script, see `ops.rendezvous`
+_FLUSH_SECONDS = 5.0  # the limit for writing open files before an abort
 
 script_ended: list[Callable[[], None]] = []
 """Called at the end of this rank's script, before the rank meets the others."""
@@ -75,22 +77,32 @@ def register_end() -> None:
 
 
 def _flush_files() -> None:
-    """Write the buffers of the script's open files to disk: an abort does not, unlike the end of Python.
+    """Write the output and the buffers of the script's open files to disk: an abort does not, unlike the end of Python.
 
-    Pipes are left out, because they could block.
+    Pipes are left out, because they could block. A disk may block, too, and so may a file whose lock is held by a
+    stuck thread, or by the code that a signal has interrupted. So a thread writes, for a limited time.
     """
+    thread = threading.Thread(target=_flush_each, name="matex_tf flush", daemon=True)
+    with contextlib.suppress(RuntimeError, KeyboardInterrupt):  # no thread can be started; the user does not wait
+        with starts_own.set():
+            thread.start()
+        thread.join(_FLUSH_SECONDS)
+
+
+def _flush_each() -> None:
     kinds = io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom  # the first has a buffer on top of the others
-    files = [each for each in gc.get_objects() if isinstance(each, kinds)]
-    for file in sorted(files, key=lambda file: not isinstance(file, io.TextIOWrapper)):
-        with contextlib.suppress(OSError, ValueError):  # a full disk; a closed file; a wrapper of no file
+    # Not `isinstance`, which asks each object for its class: a weak reference to a lost object raises an error.
+    files = [each for each in gc.get_objects() if issubclass(type(each), kinds)]
+    for file in sorted(files, key=lambda file: not issubclass(type(file), io.TextIOWrapper)):
+        with contextlib.suppress(Exception):  # a full disk; a closed file; a wrapper of no file; a class of the script
             if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 file.flush()
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()  # last: it may be a pipe
 
 
 def run_before_abort() -> None:
     """Write the script's output and files, and call the functions of `before_abort`, whatever fails."""
-    with contextlib.suppress(OSError, ValueError):
-        sys.stdout.flush()
     _flush_files()
     while before_abort:
         try:
@@ -133,8 +145,8 @@ def _end_all(code: int) -> None:
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except (OSError, ValueError):
-            continue  # a closed stream has no buffered output
+        except Exception:  # a closed stream, one that a signal has interrupted, or an object of the script
+            continue
     mpi_calls.abort_job(code)
 
 

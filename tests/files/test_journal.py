@@ -44,14 +44,17 @@ def test_a_rank_that_is_behind_reads_what_was_saved_in_a_folder_that_rank_0_has_
         folder.mkdir()
         note(folder / "own")
         (folder / "own").write_text("of rank 0")
-        (folder / "model").write_text("saved for all")  # the journal has no note, as after `Journal.mark_delivered`
+        note(folder / "inner")
+        (folder / "inner").mkdir()
+        for model in ("model", "inner/model"):  # the journal has no note, as after `Journal.mark_delivered`
+            (folder / model).write_text("saved for all")
     numbers.update(here=1, there=1)
     note(made, removed=True)
     shutil.rmtree(made)
     note(moved, removed=True, to=str(tmp_path / "new"))
     moved.rename(tmp_path / "new")
-    for folder in (made, moved):
-        assert Path(there.find_before(str(folder / "model"))).read_text() == "saved for all"
+    for path in (folder / model for folder in (made, moved) for model in ("model", "inner/model")):
+        assert Path(there.find_before(str(path))).read_text() == "saved for all"
     assert there.find_before(str(made / "own")) == "", "every rank has written its own"
 
 

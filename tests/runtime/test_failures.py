@@ -651,12 +651,37 @@ def test_an_error_that_ends_a_thread_of_one_rank_is_told(how, code):
 
 
 def test_an_error_leaves_what_the_script_has_written_to_its_open_files(tmp_path):
-    script = (
-        "import io, matex_tf, tensorflow\nwrapper = io.TextIOWrapper(io.BytesIO())\nlog = open('log.csv', 'w')\n"
-        "raw = open('raw', 'wb')\nprint('epoch 1', file=log)\nraw.write(b'123')\nraise ValueError('after epoch 1')\n"
-    )
+    script = """
+        import io, time, matex_tf, tensorflow
+        wrapper = io.TextIOWrapper(io.BytesIO())
+        log, raw = open('log.csv', 'w'), open('raw', 'wb')
+        print('epoch 1', file=log)
+        raw.write(b'123')
+        if matex_tf.rank() > 0:
+            time.sleep(200)
+        raise ValueError('after epoch 1')
+    """
     assert "after epoch 1" in failed(2, script, cwd=tmp_path).output
     assert [(tmp_path / name).read_text() for name in ("log.csv", "raw")] == ["epoch 1\n", "123"]
+
+
+def test_open_files_do_not_prevent_the_end_after_an_error(tmp_path):
+    """Nor do weak references to lost objects."""
+    script = """
+        import io, time, weakref, matex_tf, tensorflow
+        class Broken(io.TextIOWrapper):
+            def fileno(self):
+                raise KeyError('no number')
+        class Stuck(io.FileIO):
+            def write(self, data):
+                time.sleep(1000)
+        lost = weakref.proxy(set())
+        broken = Broken(io.BytesIO())
+        stuck = io.BufferedWriter(Stuck('stuck', 'w'))
+        stuck.write(b'1')
+        raise ValueError('after epoch 1')
+    """
+    assert "after epoch 1" in failed(2, script, cwd=tmp_path).output
 
 
 def test_an_error_in_a_compiled_library_names_the_line_of_the_script(tmp_path):
