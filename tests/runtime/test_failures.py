@@ -3,6 +3,7 @@
 import os
 import re
 import sys
+import textwrap
 
 import pytest
 
@@ -661,7 +662,7 @@ def test_an_error_leaves_what_the_script_has_written_to_its_open_files(tmp_path)
             time.sleep(200)
         raise ValueError('after epoch 1')
     """
-    assert "after epoch 1" in failed(2, script, cwd=tmp_path).output
+    assert "after epoch 1" in failed(2, textwrap.dedent(script), cwd=tmp_path).output
     assert [(tmp_path / name).read_text() for name in ("log.csv", "raw")] == ["epoch 1\n", "123"]
 
 
@@ -681,7 +682,8 @@ def test_open_files_do_not_prevent_the_end_after_an_error(tmp_path):
         stuck.write(b'1')
         raise ValueError('after epoch 1')
     """
-    assert "after epoch 1" in failed(2, script, cwd=tmp_path).output
+    result = launch.run(2, textwrap.dedent(script), timeout=100, cwd=tmp_path)
+    assert result.returncode == 1 and "after epoch 1" in result.output
 
 
 def test_an_error_in_a_compiled_library_names_the_line_of_the_script(tmp_path):
