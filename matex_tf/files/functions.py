@@ -281,6 +281,7 @@ class _Entry:
     def __init__(self, folder: Any, name: str):
         self.name = os.fsencode(name) if isinstance(folder, bytes) else name
         self.path = os.path.join(folder, self.name)
+        self._states: dict[bool, os.stat_result] = {}  # by `follow_symlinks`, once asked
 
     def __fspath__(self) -> Any:
         return self.path
@@ -289,7 +290,10 @@ class _Entry:
         return f"<DirEntry {self.name!r}>"
 
     def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
-        return os.stat(self.path, follow_symlinks=follow_symlinks)
+        if follow_symlinks not in self._states:
+            # Without options these functions have a fast way.
+            self._states[follow_symlinks] = os.stat(self.path) if follow_symlinks else os.lstat(self.path)
+        return self._states[follow_symlinks]
 
     def inode(self) -> int:
         return self.stat(follow_symlinks=False).st_ino
@@ -312,7 +316,7 @@ class _DiskEntry(_Entry):
 
     def __init__(self, entry: os.DirEntry):
         self.name, self.path, self.is_symlink = entry.name, entry.path, entry.is_symlink  # type: ignore[method-assign]
-        self._entry = entry
+        self._entry, self._states = entry, {}
 
     def is_dir(self, *, follow_symlinks: bool = True) -> bool:
         if follow_symlinks and self.is_symlink():
