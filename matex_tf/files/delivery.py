@@ -1,11 +1,12 @@
 """Makes files that rank 0 has saved available to every rank.
 
 A rank on the same file system reads them there. Rank 0 sends a copy to a host without this file system, and to a rank
-whose script saves to another path than rank 0's. A save may consist of several files, its parts.
+whose script saves to another path than rank 0's, or through a link of its own. A save may consist of several files, its
+parts.
 
 The `path` of a save is the path in the script, and its `place` is where this rank has the files. Both are equal, except
-for a rank whose path is not rank 0's: it may write its copy to its private folder (`overlay`), which its reads see
-before the disk. Files are compared and copied within `use_real_files`, which bypasses this view of the files.
+for a rank whose path does not lead to rank 0's file: it may write its copy to its private folder (`overlay`), which its
+reads see before the disk. Files are compared and copied within `use_real_files`, which bypasses this view of the files.
 """
 
 from __future__ import annotations
@@ -52,13 +53,14 @@ def deliver_file(path: str) -> None:
     me = world.get_world()
     path_of_0, parts = objects.broadcast((path, list_parts(path)) if me.rank == 0 else None, "the list of saved files")
     place = path
-    if path != path_of_0:
+    is_same = path == path_of_0 and _leads_to_same(path)
+    if not is_same:
         # This rank writes a copy to its private folder; or at `path`, if that is a temporary path of this rank. The
         # folder of `path` may be missing, because the save has created only the folder of rank 0's path.
         os.makedirs(os.path.dirname(path) or os.curdir, exist_ok=True)
         place = find_real_path(path, "w")
     missing = [part for part in parts if not _has_part(place, part)]
-    if path == path_of_0:  # otherwise this rank reads its copy
+    if is_same:  # otherwise this rank reads its copy
         _show_parts(path, parts)
     # Of each rank: its host, its path, and the parts that it lacks.
     everyone = objects.allgather((me.host, os.path.realpath(place), missing), "which ranks lack saved files")
@@ -72,6 +74,16 @@ def deliver_file(path: str) -> None:
             if any(part in everyone[rank][2] for rank in writers.values()):
                 _send_part(path, place, part, writes=me.rank in writers.values())
         objects.barrier("copies of saved files are complete")
+
+
+def _leads_to_same(path: str) -> bool:
+    """Whether `path` leads to the same file for this rank as on the disk, which has rank 0's links.
+
+    A link to a folder that is named by the time, such as `runs/latest`, may differ.
+    """
+    view, path = overlay.get_view(), os.path.abspath(path)  # the working folder may be in the private folder
+    with real_files.use_real_files():
+        return view is None or view.find_key(path) in (None, os.path.realpath(path))
 
 
 def _has_part(place: str, part: Part) -> bool:

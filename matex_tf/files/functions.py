@@ -282,6 +282,7 @@ class _Entry:
     def __init__(self, folder: Any, name: str):
         self.name = os.fsencode(name) if isinstance(folder, bytes) else name
         self.path = os.path.join(folder, self.name)
+        self._states: dict[bool, os.stat_result] = {}  # by `follow_symlinks`, once asked
 
     def __fspath__(self) -> Any:
         return self.path
@@ -290,7 +291,10 @@ class _Entry:
         return f"<DirEntry {self.name!r}>"
 
     def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
-        return os.stat(self.path, follow_symlinks=follow_symlinks)
+        if follow_symlinks not in self._states:
+            # Without options these functions have a fast way.
+            self._states[follow_symlinks] = os.stat(self.path) if follow_symlinks else os.lstat(self.path)
+        return self._states[follow_symlinks]
 
     def inode(self) -> int:
         return self.stat(follow_symlinks=False).st_ino
@@ -308,13 +312,31 @@ class _Entry:
         return False
 
 
+class _DiskEntry(_Entry):
+    """An entry of a folder on the disk: its kind is known, and queries find what rank 0 has changed since."""
+
+    def __init__(self, entry: os.DirEntry):
+        self.name, self.path, self.is_symlink = entry.name, entry.path, entry.is_symlink  # type: ignore[method-assign]
+        self._entry, self._states = entry, {}
+
+    def is_dir(self, *, follow_symlinks: bool = True) -> bool:
+        if follow_symlinks and self.is_symlink():
+            return super().is_dir()
+        return self._entry.is_dir(follow_symlinks=False)
+
+    def is_file(self, *, follow_symlinks: bool = True) -> bool:
+        if follow_symlinks and self.is_symlink():
+            return super().is_file()
+        return self._entry.is_file(follow_symlinks=False)
+
+
 class _Entries(Iterator, contextlib.AbstractContextManager):
     """The iterator and context manager that `os.scandir` returns."""
 
-    def __init__(self, entries: Iterable[_Entry | os.DirEntry]):
+    def __init__(self, entries: Iterable[_Entry]):
         self._entries = iter(entries)
 
-    def __next__(self) -> _Entry | os.DirEntry:
+    def __next__(self) -> _Entry:
         return next(self._entries)
 
     def __exit__(self, *error: Any) -> None:
@@ -326,7 +348,7 @@ class _Entries(Iterator, contextlib.AbstractContextManager):
 
 def _scan_disk(original: Any, path: Any) -> _Entries:
     with original(path) as entries:
-        return _Entries(list(entries))
+        return _Entries(list(map(_DiskEntry, entries)))
 
 
 wrap_listdir = _wrap_listing(
@@ -386,7 +408,7 @@ def _wrap_change(act: Callable[..., Any], follow: bool = True) -> Any:
 
     def make(original: Any) -> Any:
         def change(path, *args, **kwargs):
-            key = find_key(path, kwargs, follow)
+            key = find_key(path, kwargs, follow and kwargs.get("follow_symlinks", True))
             if key is None:
                 return original(path, *args, **kwargs)
             with real_files.use_real_files():
@@ -416,7 +438,7 @@ def _remove_tree(view, original, key, path, ignore_errors=False, onerror=None, *
 
 
 wrap_change = _wrap_change(_change_copy)
-wrap_mkdir = _wrap_change(lambda view, _, key, path, mode=0o777, dir_fd=None: view.make_folder(key, mode))
+wrap_mkdir = _wrap_change(lambda view, _, key, path, mode=0o777, dir_fd=None: view.make_folder(key, mode), follow=False)
 wrap_remove = _wrap_change(lambda view, _, key, path, dir_fd=None: view.remove_file(key), follow=False)
 wrap_rmdir = _wrap_change(lambda view, _, key, path, dir_fd=None: view.remove_file(key, folder=True), follow=False)
 wrap_rmtree = _wrap_change(_remove_tree, follow=False)

@@ -47,10 +47,11 @@ class _Copy(NamedTuple):
 
 
 class _Move(NamedTuple):
-    """A file that rank 0 has moved."""
+    """A file that rank 0 was about to move."""
 
     number: int  # of collectives that rank 0 had completed before the move
     old_path: str
+    inode: int
 
 
 class Journal(journal_reader.Notes):
@@ -62,8 +63,9 @@ class Journal(journal_reader.Notes):
     _noted: for each path that rank 0 has created, the number of collectives in its note.
     _touched: for each path that rank 0 is about to change, its state before (None: missing). The change may fail, so a
         path counts as changed only if its present state differs.
-    _moved: the moves of files, by their present paths. For a rank that has not reached the move, the file is at its old
-        path; when the rank reads it there, it reads from the present path.
+    _moved: the moves of files, by their new paths. For a rank that has not reached the move, the file is at its old
+        path; when the rank reads it there, it reads from the new path. The move may fail, so it counts only if the file
+        at the new path has the inode.
     _copies: the copies of old contents that other ranks may still need.
     _is_over: all ranks have ended their scripts, so no rank needs notes.
     """
@@ -140,18 +142,19 @@ class Journal(journal_reader.Notes):
             return
         inode = state[0]
         # Rank 0 has moved the file here. Ranks that have not reached the move read it at its old path: renew that note.
-        if key in self._moved:
-            move = self._moved.pop(key)
+        move = self._moved.pop(key, None)
+        if move is not None and move.inode == inode:
             copy = to or self._keep_copy(number, key)
             self._write_line(move.number, move.old_path, copy, inode if to else journal_reader.NOT_MOVED)
-        if self._is_touched(key):
+        if self._is_touched(key) and not (removed and _is_folder(key)):
             return  # the content is rank 0's own; other ranks write and read their own
         if not removed and not os.path.isfile(key):
             return  # a folder, whose entries have notes of their own; or a pipe
-        # The content is common to all ranks, for example from before the run. Ranks that are behind still read it.
+        # The content is common to all ranks, for example from before the run, or saved for all in a folder that rank 0
+        # has made. Ranks that are behind still read it.
         self._write_line(number, key, to or self._keep_copy(number, key), inode if to else 0)
         if to:  # later changes of the moved file replace its note
-            self._moved[to] = _Move(number, key)
+            self._moved[to] = _Move(number, key, inode)
         self._touched[key] = state
 
     def _is_touched(self, key: str) -> bool:
@@ -188,7 +191,7 @@ class Journal(journal_reader.Notes):
             if size + sum(copy.size for copy in self._copies) > _MAX_COPY_BYTES:
                 return None
             self._copies.append(_Copy(number, path, size))
-            if os.path.isdir(key) and not os.path.islink(key):
+            if _is_folder(key):
                 shutil.copytree(key, path, symlinks=True, ignore=self._list_touched)
             else:
                 shutil.copy2(key, path, follow_symlinks=False)
@@ -198,17 +201,17 @@ class Journal(journal_reader.Notes):
 
     def _list_untouched(self, key: str) -> Iterator[str]:
         """The files of `key` that rank 0 has not changed."""
-        if not os.path.isdir(key) or os.path.islink(key):
+        if not _is_folder(key):
             yield key
             return
-        for folder, folders, names in os.walk(key):
-            touched = self._list_touched(folder, folders + names)
-            folders[:] = [name for name in folders if name not in touched]
+        for folder, _, names in os.walk(key):
+            touched = self._list_touched(folder, names)
             yield from (os.path.join(folder, name) for name in names if name not in touched)
 
     def _list_touched(self, folder: str, names: list[str]) -> set[str]:
-        """The `names` in `folder` that rank 0 has changed."""
-        return {name for name in names if self._is_touched(os.path.join(folder, name))}
+        """The `names` in `folder` that rank 0 has changed, other than folders, which may hold files saved for all."""
+        paths = {name: os.path.join(folder, name) for name in names}
+        return {name for name, path in paths.items() if self._is_touched(path) and not _is_folder(path)}
 
 
 _writer: Journal | None = None
@@ -235,6 +238,10 @@ def note_change(path: Any, removed: bool = False, to: Any = "") -> None:
         key = _find_entry(text) if removed else os.path.realpath(text)
         if not journal_reader.is_system(key):
             _writer.write_note(key, removed, _find_entry(os.path.abspath(os.fsdecode(to))) if to else "")
+
+
+def _is_folder(path: str) -> bool:
+    return os.path.isdir(path) and not os.path.islink(path)
 
 
 def _find_entry(path: str) -> str:

@@ -44,12 +44,14 @@ def count_collectives() -> int:
 class _Note:
     """A change of one path by rank 0.
 
+    order: the number of the line, smaller for an older note.
     number: the number of collectives that rank 0 had completed.
     copy: the path of the old content, or of the moved file; "": the path did not exist; None: not copied, too large.
     inode: the inode of the moved file; 0 if the file was not moved.
     until: the time, of `time.monotonic`, until which the note holds for a script that knows its rank.
     """
 
+    order: int
     number: int
     copy: str | None
     inode: int
@@ -75,6 +77,7 @@ class Notes:
     _count: `_count[0]` is the number of bytes in the file, in mapped memory; None if the ranks have several hosts.
     _notes: the notes that hold for this rank, by path.
     _seen: the number of bytes in the file at the last look. _offset: the number of bytes in the lines that were read.
+    _line_count: the number of lines that were read.
     _number: the number of collectives at which notes were dropped last; -1: new notes have come since.
     _quiet_at: the number of bytes in the file when no note held for this rank; -1 if a note holds.
     """
@@ -85,6 +88,7 @@ class Notes:
         self._count = self._map_count() if is_on_one_host else None
         self._notes: dict[str, list[_Note]] = {}
         self._seen = self._offset = HEAD
+        self._line_count = 0
         self._number = self._quiet_at = -1
         self.on_new_notes: Callable[[], None] = lambda: None
         self._renew_lock()
@@ -165,18 +169,27 @@ class Notes:
         return names + [os.path.basename(key) for key in self._notes if os.path.dirname(key) == folder]
 
     def _find_note(self, key: str) -> tuple[_Note | None, str]:
-        """The first, so oldest, note that holds for `key` or for the innermost folder that has one; and its path."""
+        """The oldest note that holds for `key` or for a folder that contains it; and the path of the note.
+
+        Rank 0 may move a folder, and create the path `key` later. Then the note of the folder has the old content.
+        """
         self._update_notes()
+        oldest, noted_path = None, key
         if self._notes:
             # A child process, which may live long, does not know whether the script has asked for its rank since.
             may_expire = world.script_knows_ranks or not world.is_active()
             now = time.monotonic() if may_expire else 0.0  # 0.0: notes do not expire
             for path in list_parents(key):
-                for note in self._notes.get(path, ()):
-                    # A note of a move comes before the move. It holds once the file is at its new path.
-                    if note.until > now and (not note.inode or _read_inode(note.copy) == note.inode):
-                        return note, path
-        return None, key
+                # A note of a move comes before the move. It holds once the file is at its new path.
+                valid = (
+                    note
+                    for note in self._notes.get(path, ())
+                    if note.until > now and (not note.inode or _read_inode(note.copy) == note.inode)
+                )
+                note = next(valid, None)
+                if note is not None and (oldest is None or note.order < oldest.order):
+                    oldest, noted_path = note, path
+        return oldest, noted_path
 
     def _update_notes(self) -> None:
         """Read new notes, and drop the notes that this rank has reached."""
@@ -210,7 +223,9 @@ class Notes:
             # of the note of the first move, and replaces it. Other notes are appended: `index` is the end of the list.
             moved = (index for index, note in enumerate(notes) if note.inode and inode and note.number == number)
             index = next(moved, len(notes))
-            notes[index : index + 1] = [_Note(number, copy, max(inode, 0), until)]
+            order = notes[index].order if index < len(notes) else self._line_count
+            notes[index : index + 1] = [_Note(order, number, copy, max(inode, 0), until)]
+            self._line_count += 1
 
 
 def read_file_state(key: str) -> tuple[int, ...] | None:

@@ -8,6 +8,7 @@ content. Until this rank reaches the change in the script, its lower layer has t
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -116,9 +117,17 @@ class Layers:
         changed = (path for path in journal_reader.list_parents(key) if path in self.hidden or path in self._shown)
         return next(changed, None) in self.hidden
 
+    def _is_in_own_file(self, key: str) -> bool:
+        """Whether a parent of `key` is a file of this rank. Rank 0 may have replaced its file by a folder or a link."""
+        try:
+            os.lstat(self.locate_upper(key))
+        except OSError as error:
+            return error.errno == errno.ENOTDIR
+        return False
+
     def locate_lower(self, key: str) -> str | None:
         """The path of `key` in the lower layer, as this rank sees it; None if it does not exist there."""
-        if self.is_hidden(key):
+        if self.is_hidden(key) or (self.used and self._is_in_own_file(key)):
             return None
         # Rank 0 writes its note before it changes the disk. So the disk is read first: if it is already changed, the
         # note is found below. In the other order, a change between both would be taken for the old content.
@@ -144,10 +153,15 @@ class Layers:
         places = known_places.OwnPlaces() if self.is_hidden(key) else {}
         changed = [path for path in self.hidden | self._shown if os.path.dirname(path) == key]
         places.update({os.path.basename(path): None for path in changed})
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(self.locate_upper(key)) as entries:
-            places[known_places.IS_OWN] = None
-            for entry in entries:
-                places[entry.name] = entry.path if entry.is_file(follow_symlinks=False) else None
+        try:
+            with os.scandir(self.locate_upper(key)) as entries:
+                places[known_places.IS_OWN] = None
+                for entry in entries:
+                    places[entry.name] = entry.path if entry.is_file(follow_symlinks=False) else None
+        except FileNotFoundError:
+            pass  # this rank has no files there
+        except NotADirectoryError:  # `key` or a parent is a file of this rank
+            places = known_places.OwnPlaces(places)
         places.update({os.path.basename(path): None for path in self._uncached if os.path.dirname(path) == key})
         return places
 
@@ -173,7 +187,7 @@ class Layers:
         return self.is_own(key) or self.locate_lower(key) is not None
 
     def is_folder(self, key: str) -> bool:
-        return os.path.isdir(self.locate_upper(key)) or os.path.isdir(self.locate_lower(key) or self.locate_upper(key))
+        return os.path.isdir(self.locate_real(key))
 
     def locate_real(self, key: str) -> str:
         """The real location of `key`, for a query about it. A missing file has a location that does not exist."""

@@ -272,7 +272,11 @@ class View(Layers):
             self.known.update_place(key)
 
     def copy_file(self, key: str) -> str:
-        """Copy the file `key` to the upper layer. Of a folder, only the folder itself. Returns the real path."""
+        """Copy the file or link `key` to the upper layer; of a folder, only the folder. Returns the real path."""
+        if os.path.islink(place := self.locate_real(key)):
+            if not self.is_own(key):
+                self.add_link(os.readlink(place), key)
+            return self.locate_upper(key)
         place = self.prepare_write(key, keep=True)
         self.confirm_written(key)
         return place
@@ -281,11 +285,7 @@ class View(Layers):
         """Copy `key`, a file, link or whole folder, to the upper layer as this rank sees it. Returns the path there."""
         if not self.exists(key):
             raise make_error(errno.ENOENT, key)
-        if os.path.islink(place := self.locate_real(key)):
-            if not self.is_own(key):
-                self.add_link(os.readlink(place), key)
-            return self.locate_upper(key)
-        if not self.is_folder(key):
+        if not self.is_folder(key) or os.path.islink(self.locate_real(key)):
             return self.copy_file(key)
         self.ensure_folder(key)
         for name in self.list_names(key):
@@ -302,17 +302,15 @@ class View(Layers):
     def move_file(self, source: str, target: str) -> None:
         """Rename `source` to `target`. One of them may be a path that the view does not handle."""
         source_key, target_key = self.find_key(source, follow=False), self.find_key(target, follow=False)
-        place = source if source_key is None else self.copy_up(source_key)
+        kind = os.lstat(source).st_mode if source_key is None else self._find_mode(source_key)
         if source_key == target_key:
             return
+        if target_key is not None:
+            self._check_target(target_key, target, source_key, kind is not None and stat.S_ISDIR(kind))
+        place = source if source_key is None else self.copy_up(source_key)
         if target_key is None:
             shutil.move(place, target)
         else:  # the target is in the upper layer, where it replaces a file or an empty folder
-            if self.is_folder(target_key) and not os.path.islink(self.locate_real(target_key)):
-                if os.path.islink(place) or not os.path.isdir(place):
-                    raise make_error(errno.EISDIR, target)
-                if self.list_names(target_key):
-                    raise make_error(errno.ENOTEMPTY, target)
             self.ensure_folder(os.path.dirname(target_key))
             if self.exists(target_key):
                 self._hide_key(target_key)
@@ -323,8 +321,19 @@ class View(Layers):
             else:
                 self.known.forget_places()
         if source_key is not None:
-            self.hidden.add(source_key)
-            self.known.update_place(source_key)
+            self._hide_key(source_key, has_contents=kind is None or not stat.S_ISREG(kind))
+
+    def _check_target(self, key: str, target: str, source_key: str | None, is_folder: bool) -> None:
+        """Raise the error of the system if `source_key`, a folder or not, cannot be moved to `key`, named `target`."""
+        if is_folder and any(path == source_key for path in journal_reader.list_parents(key)):
+            raise make_error(errno.EINVAL, target)
+        if not self.exists(key):
+            return
+        replaces_folder = self.is_folder(key) and not os.path.islink(self.locate_real(key))
+        if replaces_folder != is_folder:
+            raise make_error(errno.EISDIR if replaces_folder else errno.ENOTDIR, target)
+        if replaces_folder and self.list_names(key):
+            raise make_error(errno.ENOTEMPTY, target)
 
 
 def make_error(number: int, path: str) -> OSError:

@@ -170,7 +170,12 @@ def _drop_library_frames(match: re.Match[str]) -> str:
 
 def _format_script_line(error: BaseException) -> str:
     """The innermost line of the script in the traceback of `error`, as text."""
-    frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    # Of a compiled library, a frame may name a source file that is not there; its module names the compiled file.
+    frames = [
+        (frame.f_code.co_filename, line)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if not script_frames.is_library(str(frame.f_globals.get("__file__") or "<unknown>"))
+    ]
     # In a tf.function, frames are of code that AutoGraph has generated. It adds the script's, innermost first.
     if (metadata := getattr(error, "ag_error_metadata", None)) is not None:
         frames += [(frame.filename, frame.lineno) for frame in reversed(metadata.translated_stack)]

@@ -10,8 +10,11 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import gc
+import io
 import os
 import signal
+import stat
 import sys
 import threading
 import time
@@ -21,11 +24,13 @@ from typing import Any
 from matex_tf import errors, ops, settings
 from matex_tf.ops import cache
 from matex_tf.runtime import losses, objects, rank_records, real_files
+from matex_tf.thread_flag import starts_own
 from matex_tf.world import exit_codes, membership, mpi_calls, task_environment, terminal, time_limit, world
 
 REQUESTS = (signal.SIGTERM, signal.SIGUSR1)
 """The signals that ask a run to end and to resume later."""
 _KIND = 7  # the end of the script, see `ops.rendezvous`
+_FLUSH_SECONDS = 5.0  # the limit for writing open files before an abort
 
 script_ended: list[Callable[[], None]] = []
 """Called at the end of this rank's script, before the rank meets the others."""
@@ -71,8 +76,50 @@ def register_end() -> None:
     atexit.register(end_rank)
 
 
+_LIBRARY_FILES = (
+    ("h5py", "File", "flush"),
+    ("netCDF4", "Dataset", "sync"),
+    ("tensorflow.python.lib.io.tf_record", "TFRecordWriter", "flush"),
+    ("tensorflow.python.ops.summary_ops_v2", "SummaryWriter", "flush"),
+)
+"""The classes of files that libraries have open, and the methods that write what is not on the disk yet."""
+
+
+def _flush_files() -> None:
+    """Write the output and the buffers of the script's open files to disk: an abort does not, unlike the end of Python.
+
+    Pipes are left out, because they could block. A disk may block, too, and so may a file whose lock is held by a
+    stuck thread, or by the code that a signal has interrupted. So a thread writes, for a limited time.
+    """
+    thread = threading.Thread(target=_flush_each, name="matex_tf flush", daemon=True)
+    with contextlib.suppress(RuntimeError, KeyboardInterrupt):  # no thread can be started; the user does not wait
+        with starts_own.set():
+            thread.start()
+        thread.join(_FLUSH_SECONDS)
+
+
+def _flush_each() -> None:
+    objects = gc.get_objects()
+    for module, name, method in _LIBRARY_FILES:
+        kind = getattr(sys.modules.get(module), name, None)
+        for each in objects if kind is not None else ():
+            with contextlib.suppress(Exception):  # as below
+                if issubclass(type(each), kind):
+                    getattr(each, method)()
+    kinds = io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom  # the first has a buffer on top of the others
+    # Not `isinstance`, which asks each object for its class: a weak reference to a lost object raises an error.
+    files = [each for each in objects if issubclass(type(each), kinds)]
+    for file in sorted(files, key=lambda file: not issubclass(type(file), io.TextIOWrapper)):
+        with contextlib.suppress(Exception):  # a full disk; a closed file; a wrapper of no file; a class of the script
+            if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                file.flush()
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()  # last: it may be a pipe
+
+
 def run_before_abort() -> None:
-    """Call the functions of `before_abort`. Their errors do not prevent the abort."""
+    """Write the script's output and files, and call the functions of `before_abort`, whatever fails."""
+    _flush_files()
     while before_abort:
         try:
             before_abort.pop(0)()
@@ -89,7 +136,6 @@ def abort_with_error(text: str, code: int, follows: bool = False, is_loss: bool 
         follows, is_loss: see `rank_records.Record`.
     """
     run_before_abort()
-    sys.stdout.flush()
     code, me = exit_codes.correct_failure_code(code), world.get_world()
     fields: dict[str, Any] = {"size": me.size, "host": me.host, "number": ops.read_waiting().number, "abort_code": code}
     try:
@@ -115,8 +161,8 @@ def _end_all(code: int) -> None:
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except (OSError, ValueError):
-            continue  # a closed stream has no buffered output
+        except Exception:  # a closed stream, one that a signal has interrupted, or an object of the script
+            continue
     mpi_calls.abort_job(code)
 
 

@@ -5,9 +5,11 @@ ranks are played by one process: rank 0 notes what it does, the other looks thro
 """
 
 import builtins
+import glob
 import os
 import random
 import shutil
+import stat
 import sys
 import tempfile
 
@@ -16,12 +18,16 @@ from matex_tf.files.view import View
 from matex_tf.world import world
 
 NAMES = ["a", "b", "folder", "folder/a", "folder/b", "folder/deep", "folder/deep/a", "other", "other/a"]
+PLAYING = [None]
+NAMES += ["link", "link/a", "link/deep", "folder/link", "folder/link/a", "other/link"]
 
 
-def random_step(chance):
+def random_steps(chance):
+    """Mostly one step. A rank that is behind may ask entries of a folder that rank 0 has removed."""
     kind = chance.choice(list(KINDS))
     names = [chance.choice(NAMES) for _ in range(2)]
-    return kind, names, str(chance.random())
+    kinds = [kind, "ask kept entries", "rmtree"] if kind == "keep entries" else [kind]
+    return [(kind, names, str(chance.random())) for kind in kinds]
 
 
 def write(names, text):
@@ -47,9 +53,35 @@ def by_flags(names, text):
         os.close(handle)
 
 
-def move(names, text):
-    if os.path.isfile(names[0]) and not os.path.isdir(names[1]):
-        os.replace(*names)
+def link(names, text):
+    os.symlink(os.path.relpath(names[1], os.path.dirname(names[0])), names[0])
+
+
+def relink(names, text):
+    """Replace `names[0]` by a link, as scripts do for the folder of the latest run."""
+    link(["temporary", names[1]], text)
+    try:
+        os.replace("temporary", names[0])
+    except OSError:
+        os.remove("temporary")
+        raise
+
+
+def keep_entries(names, text):
+    PLAYING[0].kept = sorted(os.scandir(names[0]), key=lambda entry: entry.name)
+
+
+def ask_kept_entries(names, text):
+    """What was kept, as it is now: an entry asks only once. Of a folder, without the size on this disk."""
+    kept, PLAYING[0].kept = PLAYING[0].kept, []
+    states = [(entry.name, entry.stat()) for entry in kept]
+    return [(name, state.st_mode, stat.S_ISREG(state.st_mode) and state.st_size) for name, state in states]
+
+
+def copy_tree(names, text):
+    source, target = map(os.path.realpath, names)
+    if not target.startswith(source):
+        shutil.copytree(*names, symlinks=text < "0.5", dirs_exist_ok=text < "0.7")
 
 
 KINDS = {
@@ -67,7 +99,19 @@ KINDS = {
     "makedirs": lambda names, text: os.makedirs(names[0], exist_ok=True),
     "rmtree": lambda names, text: shutil.rmtree(names[0]),
     "rmdir": lambda names, text: os.rmdir(names[0]),
-    "move": move,
+    "replace": lambda names, text: os.replace(*names),
+    "link": link,
+    "link to absolute": lambda names, text: os.symlink(os.path.abspath(names[1]), names[0]),
+    "relink": relink,
+    "readlink": lambda names, text: os.path.basename(os.readlink(names[0])),
+    "is link": lambda names, text: os.path.islink(names[0]),
+    "resolve": lambda names, text: os.path.relpath(os.path.realpath(names[0])),
+    "is same": lambda names, text: os.path.samefile(*names),
+    "walk": lambda names, text: sorted((top, *map(sorted, inside)) for top, *inside in os.walk(names[0])),
+    "glob": lambda names, text: sorted(glob.glob("*/*") + glob.glob(names[0] + "/*")),
+    "copytree": copy_tree,
+    "keep entries": keep_entries,
+    "ask kept entries": ask_kept_entries,
 }
 
 
@@ -75,6 +119,8 @@ def done(step):
     kind, names, text = step
     try:
         return kind, names, KINDS[kind](names, text)
+    except shutil.Error:  # some files were not copied
+        return kind, names, "errors of a tree"
     except OSError:
         return kind, names, "an error"
 
@@ -85,11 +131,13 @@ class Player:
     def __init__(self, folder, functions):
         self.folder, self.functions = folder, functions
         self.seen = []
+        self.kept = []
         self.met = 0
 
     def play(self, step):
         use(self.functions)
         os.chdir(self.folder)
+        PLAYING[0] = self
         self.seen.append(done(step))
 
 
@@ -107,6 +155,26 @@ def installed():
 def use(functions):
     for (owner, name), function in functions.items():
         setattr(owner, name, function)
+
+
+def save_for_all(name, text, players, written):
+    """Rank 0 saves a file for both ranks, as `files.saving` does with a model."""
+    alone, first, other = players
+    use(alone.functions)
+    for player in (alone, first):
+        os.chdir(player.folder)
+        try:
+            write([name], text)
+        except OSError as error:
+            player.seen.append(type(error))
+        else:
+            player.seen.append(None)
+    other.seen.append(first.seen[-1])
+    if first.seen[-1] is None:
+        written.mark_delivered(os.path.realpath(name))
+        overlay._view.show_file(overlay._view.find_key(name))
+    first.met += 1
+    other.met += 1
 
 
 def tried(seed, sets):
@@ -131,7 +199,7 @@ def tried(seed, sets):
     world.is_active = lambda: True
     try:
         for _ in range(chance.randrange(1, 5)):
-            steps = [random_step(chance) for _ in range(chance.randrange(1, 8))]
+            steps = [step for _ in range(chance.randrange(1, 8)) for step in random_steps(chance)]
             turns = [first] * len(steps) + [other] * len(steps)
             if chance.random() < 0.7:
                 chance.shuffle(turns)
@@ -145,6 +213,8 @@ def tried(seed, sets):
                 alone.play(step)
             first.met += 1
             other.met += 1
+            if chance.random() < 0.5:
+                save_for_all(chance.choice(NAMES), str(chance.random()), (alone, first, other), written)
             if not alone.seen == first.seen == other.seen:
                 return alone.seen, first.seen, other.seen
     finally:

@@ -12,6 +12,6 @@ pytestmark = pytest.mark.waits
 
 
 def test_random_scripts_find_what_they_find_alone():
-    command = [sys.executable, str(Path(__file__).with_name("ahead_case.py")), "0", "150"]
+    command = [sys.executable, str(Path(__file__).with_name("ahead_case.py")), "0", "400"]
     found = subprocess.run(command, env=launch.environment(), capture_output=True, text=True, timeout=200)
     assert found.returncode == 0 and "wrong: 0" in found.stdout, found.stdout + found.stderr

@@ -7,6 +7,7 @@ import posix
 import shutil
 import sqlite3
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -33,6 +34,51 @@ def ends(tmp_path, monkeypatch):
         who[0] = "there"
 
     return note, there, numbers
+
+
+def test_a_rank_that_is_behind_reads_what_was_saved_in_a_folder_that_rank_0_has_made_and_removed(tmp_path, ends):
+    note, there, numbers = ends
+    made, moved = (tmp_path / name for name in ("made", "moved"))
+    for folder in (made, moved):
+        note(folder)
+        folder.mkdir()
+        note(folder / "own")
+        (folder / "own").write_text("of rank 0")
+        note(folder / "inner")
+        (folder / "inner").mkdir()
+        for model in ("model", "inner/model"):  # the journal has no note, as after `Journal.mark_delivered`
+            (folder / model).write_text("saved for all")
+    numbers.update(here=1, there=1)
+    note(made, removed=True)
+    shutil.rmtree(made)
+    note(moved, removed=True, to=str(tmp_path / "new"))
+    moved.rename(tmp_path / "new")
+    for path in (folder / model for folder in (made, moved) for model in ("model", "inner/model")):
+        assert Path(there.find_before(str(path))).read_text() == "saved for all"
+    assert there.find_before(str(made / "own")) == "", "every rank has written its own"
+
+
+def test_a_failed_move_does_not_count(tmp_path, ends):
+    note, there, _ = ends
+    source, target = (tmp_path / name for name in ("source", "target"))
+    source.mkdir()
+    for path in (source / "file", target):
+        path.write_text("as it was")
+    note(source, removed=True, to=str(target))  # a folder cannot replace a file
+    note(target)
+    target.write_text("changed")
+    assert there.find_before(str(source / "file")) is None
+
+
+def test_the_oldest_note_has_the_old_content(tmp_path, ends):
+    note, there, _ = ends
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "file").write_text("as it was")
+    note(folder, removed=True, to=str(tmp_path / "new"))
+    folder.rename(tmp_path / "new")
+    note(folder / "file")  # and the script fails to write it: there is no folder
+    assert Path(there.find_before(str(folder / "file"))).read_text() == "as it was"
 
 
 def test_a_rank_sees_what_was_there_until_it_comes_to_that_place(ends, tmp_path):

@@ -18,6 +18,8 @@ def prepared(folder):
     (folder / "before.txt").write_text("before line\n")
     (folder / "before" / "inner.txt").write_text("inner\n")
     (folder / "remove_me").touch()
+    (folder / "listed_before").mkdir()
+    (folder / "listed_before" / "file").write_text("before")
     for number in range(200):
         (folder / "race" / str(number) / "deep").mkdir(parents=True)
         (folder / "race" / str(number) / "file").touch()

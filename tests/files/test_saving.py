@@ -51,10 +51,15 @@ for number in range(2):
 variable.assign(0.0)
 checkpoint.restore(manager.latest_checkpoint).assert_consumed()
 assert variable.numpy() == 5.0
+
+os.symlink(folder, "latest")
+assert os.path.exists(checkpoint.write("latest/last") + ".index")
+assert "last.index" in os.listdir(folder)
 """
 
 
 def test_each_rank_finds_what_it_saves_in_a_folder_of_another_name(tmp_path):
     launch.run(2, OWN_FOLDERS, module=False, cwd=tmp_path).check()
-    (folder,) = tmp_path.iterdir()
-    assert files(folder) == ["kept", "kept/checkpoint", "kept/ckpt-2.data-00000-of-00001", "kept/ckpt-2.index"]
+    (folder,) = (path for path in tmp_path.iterdir() if not path.is_symlink())
+    kept = ["kept", "kept/checkpoint", "kept/ckpt-2.data-00000-of-00001", "kept/ckpt-2.index"]
+    assert files(folder) == [*kept, "last.data-00000-of-00001", "last.index"]

@@ -236,6 +236,14 @@ with os.scandir("out") as entries:
     seen.append(
         sorted([entry.name, entry.path, entry.is_dir(), entry.is_file(), entry.is_symlink()] for entry in entries)
     )
+os.makedirs("listed")
+pathlib.Path("listed/file").write_text("of the script")
+for listed in ("listed", "listed_before"):  # the second is on the disk
+    with os.scandir(listed) as entries:
+        (entry,) = entries
+    size = entry.stat().st_size
+    os.remove(entry.path)
+    seen.append([size, entry.stat().st_size, os.path.exists(entry.path)])  # an entry keeps its state
 seen.append(["tree", tree(folder)])
 os.makedirs("elsewhere")
 os.chdir("elsewhere")

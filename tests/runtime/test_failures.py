@@ -3,6 +3,7 @@
 import os
 import re
 import sys
+import textwrap
 
 import pytest
 
@@ -650,6 +651,47 @@ def test_an_error_that_ends_a_thread_of_one_rank_is_told(how, code):
     assert ("trained" in result.stdout) == (how == "ends")
     if how == "ends":
         assert result.stderr.count("OSError: there is no part") == result.stderr.count("ZeroDivisionError") == 1
+
+
+def test_an_error_leaves_what_the_script_has_written_to_its_open_files(tmp_path):
+    script = """
+        import io, time, matex_tf, tensorflow
+        wrapper = io.TextIOWrapper(io.BytesIO())
+        log, raw = open('log.csv', 'w'), open('raw', 'wb')
+        print('epoch 1', file=log)
+        raw.write(b'123')
+        if matex_tf.rank() > 0:
+            time.sleep(200)
+        raise ValueError('after epoch 1')
+    """
+    assert "after epoch 1" in failed(2, textwrap.dedent(script), cwd=tmp_path).output
+    assert [(tmp_path / name).read_text() for name in ("log.csv", "raw")] == ["epoch 1\n", "123"]
+
+
+def test_open_files_do_not_prevent_the_end_after_an_error(tmp_path):
+    """Nor do weak references to lost objects."""
+    script = """
+        import io, time, weakref, matex_tf, tensorflow
+        class Broken(io.TextIOWrapper):
+            def fileno(self):
+                raise KeyError('no number')
+        class Stuck(io.FileIO):
+            def write(self, data):
+                time.sleep(1000)
+        lost = weakref.proxy(set())
+        broken = Broken(io.BytesIO())
+        stuck = io.BufferedWriter(Stuck('stuck', 'w'))
+        stuck.write(b'1')
+        raise ValueError('after epoch 1')
+    """
+    result = launch.run(2, textwrap.dedent(script), timeout=100, cwd=tmp_path)
+    assert result.returncode == 1 and "after epoch 1" in result.output
+
+
+def test_an_error_in_a_compiled_library_names_the_line_of_the_script(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("import matex_tf, tensorflow, h5py\nh5py.File('none.h5')\n")
+    assert "failed at train.py, line 2" in failed(2, script, cwd=tmp_path).output
 
 
 def test_an_import_that_comes_too_late_says_which_line_to_move(tmp_path):
