@@ -5,6 +5,8 @@ import re
 import sys
 import textwrap
 
+import h5py
+import netCDF4
 import pytest
 
 import launch
@@ -655,17 +657,31 @@ def test_an_error_that_ends_a_thread_of_one_rank_is_told(how, code):
 
 def test_an_error_leaves_what_the_script_has_written_to_its_open_files(tmp_path):
     script = """
-        import io, time, matex_tf, tensorflow
+        import io, time, h5py, netCDF4, matex_tf
+        import tensorflow as tf
         wrapper = io.TextIOWrapper(io.BytesIO())
         log, raw = open('log.csv', 'w'), open('raw', 'wb')
         print('epoch 1', file=log)
         raw.write(b'123')
+        h5, nc = h5py.File('data.h5', 'w'), netCDF4.Dataset('data.nc', 'w')
+        h5['x'] = list(range(5000))
+        nc.createDimension('t', None)
+        nc.createVariable('x', 'f8', ('t',))[:] = range(100)
+        records, summaries = tf.io.TFRecordWriter('data.tfrecord'), tf.summary.create_file_writer('logs')
+        records.write(b'text')
+        with summaries.as_default(step=1):
+            tf.summary.write('loss', 0.5)
         if matex_tf.rank() > 0:
             time.sleep(200)
         raise ValueError('after epoch 1')
     """
     assert "after epoch 1" in failed(2, textwrap.dedent(script), cwd=tmp_path).output
     assert [(tmp_path / name).read_text() for name in ("log.csv", "raw")] == ["epoch 1\n", "123"]
+    with h5py.File(tmp_path / "data.h5") as h5, netCDF4.Dataset(tmp_path / "data.nc") as nc:
+        assert h5["x"][-1] == 4999 and nc["x"][-1] == 99
+    assert b"text" in (tmp_path / "data.tfrecord").read_bytes()
+    (events,) = (tmp_path / "logs").iterdir()
+    assert b"loss" in events.read_bytes()
 
 
 def test_open_files_do_not_prevent_the_end_after_an_error(tmp_path):
