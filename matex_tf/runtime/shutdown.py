@@ -101,7 +101,7 @@ def _flush_files() -> None:
 def _flush_each() -> None:
     objects = gc.get_objects()
     for module, name, method in _LIBRARY_FILES:
-        kind = getattr(sys.modules.get(module), name, None)
+        kind: Any = getattr(sys.modules.get(module), name, None)
         for each in objects if kind is not None else ():
             with contextlib.suppress(Exception):  # as below
                 if issubclass(type(each), kind):
