@@ -62,8 +62,8 @@ FAULTS = {
     ),
     "ranks of several nodes meet in memory": Fault(
         "ops/src/engine/sequence/rendezvous.cc",
-        "least[0] && least[1] == -least[2];",
-        "least[0];",
+        "all_use_auto && lowest_node == highest_node;",
+        "all_use_auto;",
         "tests/ops/engine/test_growth.py",
     ),
     "new weights are written where the script still reads the old ones": Fault(
