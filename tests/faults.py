@@ -110,8 +110,8 @@ FAULTS = {
     ),
     "a maximum over rows is taken for a sum": Fault(
         "matex_tf/rewrite/rules/reductions.py",
-        "given = Placement(PARTIAL, reduction=_REDUCTIONS[node.type])",
-        "given = SUM",
+        "result = Placement(PARTIAL, reduction=_REDUCTIONS[node.type])",
+        "result = SUM",
         "tests/rewrite/test_ops.py",
     ),
     "what every rank computes whole counts on each": Fault(
