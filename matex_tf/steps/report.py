@@ -12,7 +12,8 @@ from typing import Any
 
 from matex_tf import settings, tags
 from matex_tf.rewrite import waves
-from matex_tf.rewrite.nodes import Node, Value
+from matex_tf.rewrite.graph_ops import iterate_nodes
+from matex_tf.rewrite.nodes import Value
 from matex_tf.rewrite.placement import PARTIAL, SHARDED, WHOLE
 from matex_tf.rewrite.programs import Program
 from matex_tf.runtime import notes, script_frames
@@ -108,13 +109,16 @@ def count_summed_bytes(program: Program) -> int | None:
 
 def has_shared_work(program: Program) -> bool:
     """Whether an op that is expensive compared with the transfer of its tensors computes only this rank's rows."""
-    return any((node.has_rows and _is_heavy(node)) or any(map(has_shared_work, node.bodies)) for node in program.nodes)
+    return any(
+        (node.has_rows and _is_heavy(node.type)) or any(map(has_shared_work, node.bodies)) for node in program.nodes
+    )
 
 
 def explain_no_work(program: Program | None) -> str:
     """The reason why a program has no shared work, if its rows are gathered before its work; else "".
 
-    Example: a loop over parts of the batch, `x[i * n : (i + 1) * n]`, gathers all rows for its slices.
+    Examples: a loop over parts of the batch, `x[i * n : (i + 1) * n]`, gathers all rows for its slices, and `tf.map_fn`
+    for its list of rows.
     """
     if program is None or not _has_work(program):
         return ""
@@ -125,11 +129,13 @@ def explain_no_work(program: Program | None) -> str:
 
 
 def _has_work(program: Program) -> bool:
-    return any(_is_heavy(node) or any(map(_has_work, node.bodies)) for node in program.nodes)
+    """Whether an op of the program is expensive, or one within its loops and branches, also of complete rows."""
+    ops = [node.op for node in program.nodes]
+    return bool(ops) and any(_is_heavy(definition.op) for definition in iterate_nodes(ops[0].graph, ops))
 
 
-def _is_heavy(node: Node) -> bool:
-    return any(name in node.type for name in _HEAVY)
+def _is_heavy(op_type: str) -> bool:
+    return any(name in op_type for name in _HEAVY)
 
 
 def count_bytes(value: Value, axis: int | None = None) -> int | None:

@@ -20,7 +20,19 @@ def add_parts(x):
     return tf.while_loop(lambda at, total: at < 2, add_part, [tf.constant(0), tf.constant(0.0)])[1]
 
 
-@pytest.mark.parametrize("step, meeting", [(add_parts, "StridedSlice"), (lambda x: x + tf.reduce_sum(W), "")])
+def map_rows(x):
+    return tf.map_fn(lambda row: tf.linalg.matvec(W, row, transpose_a=True), x)
+
+
+@pytest.mark.parametrize(
+    "step, meeting",
+    [
+        (add_parts, "StridedSlice"),
+        (map_rows, "TensorListFromTensor"),
+        (lambda x: x + tf.reduce_sum(W), ""),
+        (lambda x: tf.map_fn(lambda row: row + 1.0, x), ""),
+    ],
+)
 def test_the_op_is_named_in_which_rows_meet_before_the_work(step, meeting):
     graph = tf.function(step).get_concrete_function(tf.TensorSpec([8, 4])).graph
     program = read_program(graph, [BATCH, *[WHOLE] * (len(graph.inputs) - 1)])
