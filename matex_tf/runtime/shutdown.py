@@ -99,16 +99,18 @@ def _flush_files() -> None:
 
 
 def _flush_each() -> None:
-    objects = gc.get_objects()
-    for module, name, method in _LIBRARY_FILES:
-        kind: Any = getattr(sys.modules.get(module), name, None)
-        for each in objects if kind is not None else ():
-            with contextlib.suppress(Exception):  # as below
-                if issubclass(type(each), kind):
+    streams = io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom  # the first has a buffer on top of the others
+    libraries = [(getattr(sys.modules.get(module), name, ()), method) for module, name, method in _LIBRARY_FILES]
+    files: list[Any] = []
+    for each in gc.get_objects():
+        # Not `isinstance`, which asks each object for its class: a weak reference to a lost object raises an error.
+        kind = type(each)
+        if issubclass(kind, streams):
+            files.append(each)
+        for library_class, method in libraries:
+            if issubclass(kind, library_class):
+                with contextlib.suppress(Exception):  # as below
                     getattr(each, method)()
-    kinds = io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom  # the first has a buffer on top of the others
-    # Not `isinstance`, which asks each object for its class: a weak reference to a lost object raises an error.
-    files = [each for each in objects if issubclass(type(each), kinds)]
     for file in sorted(files, key=lambda file: not issubclass(type(file), io.TextIOWrapper)):
         with contextlib.suppress(Exception):  # a full disk; a closed file; a wrapper of no file; a class of the script
             if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
