@@ -189,6 +189,10 @@ class Layers:
     def is_folder(self, key: str) -> bool:
         return os.path.isdir(self.locate_real(key))
 
+    def is_plain_folder(self, key: str) -> bool:
+        """Whether `key` is a folder itself, and no link to one."""
+        return self.is_folder(key) and not os.path.islink(self.locate_real(key))
+
     def locate_real(self, key: str) -> str:
         """The real location of `key`, for a query about it. A missing file has a location that does not exist."""
         return self.locate_upper(key) if self.is_own(key) else self.locate_lower(key) or self.locate_upper(key)

@@ -285,7 +285,7 @@ class View(Layers):
         """Copy `key`, a file, link or whole folder, to the upper layer as this rank sees it. Returns the path there."""
         if not self.exists(key):
             raise make_error(errno.ENOENT, key)
-        if not self.is_folder(key) or os.path.islink(self.locate_real(key)):
+        if not self.is_plain_folder(key):
             return self.copy_file(key)
         self.ensure_folder(key)
         for name in self.list_names(key):
@@ -329,7 +329,7 @@ class View(Layers):
             raise make_error(errno.EINVAL, target)
         if not self.exists(key):
             return
-        replaces_folder = self.is_folder(key) and not os.path.islink(self.locate_real(key))
+        replaces_folder = self.is_plain_folder(key)
         if replaces_folder != is_folder:
             raise make_error(errno.EISDIR if replaces_folder else errno.ENOTDIR, target)
         if replaces_folder and self.list_names(key):
