@@ -3,7 +3,8 @@
 `LocalSteps` listens to the events of steps and of `fit`. A step runs as a copy of its graph, which its plan makes;
 usually the copy exchanges gradients with other ranks. In `fit`, `LocalSteps` lets the plan of a training step use a
 local copy, in which the rank uses only its own rows (`own_rows`). Before all ranks use the model together, at the end
-of an epoch, for validation, or to save it, they average all variables that local steps use.
+of an epoch, for validation, or to save it, they average all variables that local steps use. Ranks average variables in
+the order of their creation (`find_birth`), which is the same on all ranks.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class LocalSteps:
         self._used: dict[int, Any] = {}  # all variables
         self._steps = 0  # since the last average of weights
         self._may_differ = False  # local steps have run since the last average of all variables
-        self._epoch_metrics = EpochMetrics()
+        self._epoch_metrics = EpochMetrics()  # of all ranks, for the logs of callbacks
 
     def start_listening(self) -> None:
         events.training_begins.add_listener(self._begin_training)
@@ -63,8 +64,11 @@ class LocalSteps:
         self._model = None if why or not choice.is_chosen("local") else model
 
     def _begin_step(self, plan: Any) -> None:
-        """Choose the copy of a step. Collective if ranks compute the step together, and their variables may differ."""
-        is_training = bool(keras_fit.is_in_fit) and self._model is not None and bool(plan.trained)
+        """Choose the copy of a step: local if `fit` trains with it and its graph allows it, else the usual one.
+
+        Collective if ranks compute the step together, and their variables may differ.
+        """
+        is_training = bool(keras_fit.is_in_fit) and self._model is not None and bool(plan.trained)  # weights
         is_local = is_training and self._can_run_locally(plan)
         if not is_local:
             self._average_all(plan.place)
@@ -77,10 +81,10 @@ class LocalSteps:
             self._plans.remove(plan)
         if is_local:
             self._may_differ = True
-            agreement.expect_differences(True)
+            agreement.expect_differences(True)  # compare no weights between ranks until the next average
 
     def _note_trained(self, plan: Any) -> None:
-        """Report a step outside of `fit`, or a replicated one: ranks train it together."""
+        """Report a step outside of `fit`, or a replicated one (`plan.why_whole`): ranks train it together."""
         if not keras_fit.is_in_fit:
             choice.report_fallback("local", choice.name_step(plan), choice.ONLY_FIT)
         elif plan is not None and plan.why_whole:

@@ -46,10 +46,10 @@ def estimate_pieces_by_messages(
     ranks: int, per_host: int, owners: int, size: float, network: AnyLink, memory: AnyLink,
     max_bytes: int = collectives.CHUNK,
 ) -> float:  # fmt: skip
-    """Between hosts: gradients to their owners, or new weights from their owners. Each takes half of a ring's messages.
+    """Between hosts: gradients to their owners, or new weights from their owners.
 
-    The data are divided into chunks of at most `max_bytes`. A chunk takes half a ring over all ranks, or half a ring on
-    each of two levels.
+    A ring sums pieces in its first half, and gathers them in its second half. Each direction is such a half: over all
+    ranks, or on each of two levels. The data are divided into chunks of at most `max_bytes`.
     """
     if ranks == 1:
         return 0.0
@@ -58,11 +58,11 @@ def estimate_pieces_by_messages(
     links = (network, memory) if hosts > 1 else (memory,)
     # Each of the ranks - 1 rounds takes as long as its slowest message.
     one_level = (ranks - 1) * max(link.estimate_message(piece / chunks) for link in links)
-    has_equal_hosts = ranks % per_host == 0  # otherwise the ranks of different hosts have different slices
+    has_equal_hosts = ranks % per_host == 0
     if hosts == 1 or per_host == 1 or not has_equal_hosts:
         return chunks * one_level
-    # Two levels: first within each host. Then ranks with the same slice send between hosts, to each other host the at
-    # most ceil(owners / hosts) pieces that it owns.
+    # Two levels: first the ranks of each host divide the data among themselves. Then they send between hosts, through
+    # one adapter: to each other host the pieces that it owns, at most ceil(owners / hosts).
     within = (per_host - 1) * memory.estimate_message(size / per_host / chunks)
     between = (hosts - 1) * network.estimate_message(ceil(owners / hosts) * piece / chunks)
     return chunks * min(one_level, within + between)
@@ -112,8 +112,9 @@ class Hosts:
         if len(set(self.nodes)) == 1:
             sums = estimate_gradient_pieces(ranks, owners, weights, self.memory)
             return sums + update + estimate_publishing_in_memory(ranks, owners, weights, self.memory)
-        half = estimate_pieces_by_messages(ranks, self.per_host, owners, weights, self.network, self.memory)
-        return half + update + half
+        # Gradients to owners, and new weights from owners, take equally long.
+        messages = estimate_pieces_by_messages(ranks, self.per_host, owners, weights, self.network, self.memory)
+        return messages + update + messages
 
     def estimate_whole_step(self, weights: float, slots: float) -> float:
         """Seconds of a step for sums of gradients and update, if every rank updates all weights."""

@@ -1,8 +1,9 @@
 """Distinguishes a signal to this process alone from a signal to its process group.
 
-A signal to the group has reached mpirun already, and `launch.process` must not pass it on a second time. The system
-does not tell a process which of the two it received. So `Witness` starts an idle child in the group, which blocks the
-signals. A signal to the group stays pending in the child, and `Witness` finds it in the child's /proc/PID/status.
+`launch.process` starts mpirun and passes signals on to it, except a signal to the group, which has reached mpirun
+already. The system does not tell a process which of the two it received. So `Witness` starts an idle child in the
+group, which blocks the signals. A signal to the group stays pending in the child, and `Witness` finds it in the child's
+/proc/PID/status.
 """
 
 from __future__ import annotations

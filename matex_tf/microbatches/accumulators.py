@@ -1,9 +1,9 @@
-"""Accumulators: they combine the results of a region's parts to the region's results (`region`).
+"""Accumulators: they combine the results of microbatches, parts of a rank's rows, to the results for all its rows.
 
-A region is a set of ops that a loop computes for one part of the rank's rows after the other. The accumulator of a
-partial sum adds up the sums of the parts; the accumulator of rows keeps a list of the rows of the parts. `begin`
-returns the accumulator's tensors before all parts, `add` its tensors after a part, and `finish` computes the result
-from the last tensors.
+`region` builds a region, a set of ops, as a `tf.while_loop` that computes the ops for one part after the other. Each
+result of the region has an accumulator: for a partial sum, it adds up the sums of the parts; for rows, it keeps a list
+of the rows of the parts. Its tensors are variables of the loop: `begin` returns them before all parts, `add` after a
+part, and `finish` computes the result from the last ones.
 """
 
 from __future__ import annotations
@@ -26,11 +26,14 @@ class _Last:
         self.value = value
 
     def begin(self) -> tuple[list[Any], list[Any]]:
-        """The tensors before the first part, and their shapes in all parts."""
+        """The tensors before the first part, and shapes that hold in all parts (`shape_invariants`)."""
         return [tf.zeros([], self.value.dtype)], [tf.TensorShape(None)]
 
     def add(self, part_copy: Any, tensors: Sequence[Any], result: Any) -> list[Any]:
-        """The tensors after a part, from the tensors before it and its `result`. part_copy: a `Copy` for its rows."""
+        """The tensors after a part, from the tensors before it and its `result`.
+
+        part_copy: the `rewrite.emit.Copy` that has built the ops of the part.
+        """
         return [result]
 
     def finish(self, tensors: Sequence[Any]) -> Any:
@@ -48,7 +51,8 @@ class _Sizes(_Last):
         sizes = self.value.placement.sizes
         is_selected = [one.rows is not None and one.rows.chosen is not None for one in sizes]
         whole = part_copy.make_sizes_whole(result, self.value.placement)
-        return [tf.where(is_selected[0] if result.shape.rank == 0 else is_selected, tensors[0] + result, whole)]
+        mask = is_selected[0] if result.shape.rank == 0 else is_selected  # one size, or a list of sizes
+        return [tf.where(mask, tensors[0] + result, whole)]
 
 
 class _Sum(_Last):

@@ -1,7 +1,10 @@
-"""Parts of a graph, which `propagate` reads in place of the graph of a function.
+"""Parts of a graph, in which `propagate` finds placements as in the graph of a function.
 
-There are three uses: a step's function without the op that takes the batch, if the batch is taken before the call; a
-call with its residuals, the tensors that its gradient needs, as further outputs; and one run of a session.
+There are three uses:
+
+- a step's function without the op that takes the batch, if the batch is taken before the call;
+- a function that a tape differentiates: its residuals, the tensors that its gradient needs, are further outputs;
+- one run of a session.
 
 A run of a session gives values to some tensors, which are *fed*, and returns the values of other tensors, the
 *fetches*. Ranks slice the fed tensors that have the rows of the batch. The ops that depend on *sliced* tensors are
@@ -22,7 +25,7 @@ FLOW = tuple(
 _LOOPS = tuple(name for name in FLOW if not name.endswith(("Switch", "Merge")))
 _WAY_BACK = ("NextIteration", "RefNextIteration")
 """Ops that pass a value from one turn of a loop to the next. The edges to them are back edges, which close a cycle."""
-_CALLS = ("StatefulPartitionedCall",)
+_CALLS = ("StatefulPartitionedCall",)  # calls of functions with effects
 
 _Item = TypeVar("_Item")
 
@@ -60,9 +63,9 @@ class SessionSubgraph(Subgraph):
         """Divide the ops `needed` (see `list_needed`) of a run with the fetches `tensors` and `operations`.
 
         roots: ops that are copied with all their dependents, as if they depended on sliced tensors.
-        kept: ops that are reused, although they depend on sliced tensors. The script's own ops then compute what they
-            depend on, in addition to the copies of these ops. An op with a state must not run twice, so an op of `kept`
-            that depends on a copied op with a state is copied nevertheless.
+        kept: ops that are reused, although they depend on sliced tensors. The ops before them then run twice: as the
+            script's own ops, and as copies. An op with a state must not run twice, so an op of `kept` that depends on a
+            copied op with a state is copied nevertheless.
         """
         sliced_names = {tensor.name for tensor in sliced}
         fed_names = {tensor.name for tensor in fed}

@@ -248,8 +248,9 @@ class SearchLoop:
         costs = [self._compute_cost(record) for record in self._records.values() if record.value is not None]
         if not costs:
             return
-        for trial in self._unreported:
-            self._proposals.tell(trial.config, self._compute_cost(trial) if trial.value is not None else max(costs))
+        for unreported in self._unreported:
+            cost = max(costs) if unreported.value is None else self._compute_cost(unreported)
+            self._proposals.tell(unreported.config, cost)
         self._unreported = []
 
     def _compute_cost(self, record: Record) -> float:
@@ -282,20 +283,22 @@ class SearchLoop:
                             self._end_trial(running, outcome)
 
     def _add_warm_starts(self) -> None:
-        """Propose the best configurations of searches with similar tasks first, and print their folders."""
+        """Once the task is known: propose the best configurations of searches with similar tasks first, and print their
+        folders. A resumed search that has tried such configurations before proposes none.
+        """
         task = self._database.read_task(self._search.id)
         self._knows_task = task is not None
-        is_warm = any(record.origin == WARM for record in self._records.values())
-        if not self._settings.warm_start or task is None or is_warm:
+        has_warm_trials = any(record.origin == WARM for record in self._records.values())
+        if not self._settings.warm_start or task is None or has_warm_trials:
             return
         other_tasks = self._database.list_other_tasks(self._search.id, self._search.objective)
         best_configs = {
-            number: warm_start.sort_best_first(self._database.list_trials(number), self._spec.objective)
-            for number in other_tasks
+            search_id: warm_start.sort_best_first(self._database.list_trials(search_id), self._spec.objective)
+            for search_id in other_tasks
         }
         starts = warm_start.choose_starts(task, other_tasks, best_configs, self._spec.space)
         if self._proposals.put_first(starts.values()):
-            names = [search.folder for number in starts if (search := self._database.find_search(number))]
+            names = [search.folder for search_id in starts if (search := self._database.find_search(search_id))]
             self._screen.print_line(
                 f"goes on with the best of {', '.join(names)}, whose tasks are alike (--no-warm-start)"
             )

@@ -1,4 +1,4 @@
-"""The options of a search, which all of its parts read."""
+"""The options of a search for hyperparameters (`matex tune`), which all of its parts read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Settings:
     engine: str = "random"
     seed: int = 0
     limit: float = 0.0
-    """Seconds of a trial; 0: no limit."""
+    """Seconds of a trial, one run of the script; 0: no limit."""
     run: tuple[str, ...] = ()
     """Texts with further options of `matex run`."""
     warm_start: bool = True

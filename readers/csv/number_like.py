@@ -107,7 +107,7 @@ def find_unit(text: str) -> str | None:
     unit. A word, or one capital letter except K and M: perhaps a number with this unit, such as "A" of "1A".
     `find_numbers` decides: numbers of a column have one unit, while 1A and 2B may be names.
     """
-    if not any(letter.isnumeric() or letter in "∞fF" for letter in text):
+    if not any(letter.isnumeric() or letter in "∞fF" for letter in text):  # f: of "inf"
         return None
     plain = _normalize(text)
     if _NO_NUMBER.fullmatch(plain):
@@ -146,7 +146,7 @@ def are_numbers(counts: Mapping[str, int]) -> bool:
 def _normalize(text: str) -> str:
     """Replace all kinds of digits, spaces, signs, apostrophes and currencies by one character for each kind."""
     found = []
-    # NFKC would decompose primes and acute accents.
+    # Translate first: NFKC would decompose primes and acute accents.
     for letter in unicodedata.normalize("NFKC", text.translate(_APOSTROPHES)):
         kind = unicodedata.category(letter)
         if kind == "Cf":  # direction marks, zero-width spaces
@@ -156,8 +156,8 @@ def _normalize(text: str) -> str:
         elif kind == "Pd" or letter == "\N{MINUS SIGN}":
             letter = "-"
         found.append(_ONE_FOR_KIND.get(kind) or _ARABIC_MARKS.get(letter, letter))
-    # The pattern would be slow on long runs of spaces.
-    return re.sub(r"\s{3,}", "  ", "".join(found).replace("\N{FRACTION SLASH}", ".").strip())
+    plain = "".join(found).replace("\N{FRACTION SLASH}", ".")  # by NFKC from ½; 1.2 is a number, too
+    return re.sub(r"\s{3,}", "  ", plain.strip())  # the pattern would be slow on long runs of spaces
 
 
 def suggest_option(text: str, column: str, dialect: Dialect) -> str:
@@ -170,6 +170,7 @@ def suggest_option(text: str, column: str, dialect: Dialect) -> str:
     options = _list_options(text, dialect) or _list_delimiters(text)
     if options:
         return f"{', '.join(options)}; {categories}"
+    # A word, or a character that no plain number has.
     odd = re.search(rf"[^\W\d_]{{2,}}|[^\s{_PLAIN}]", text)
     name = f" ({unicodedata.name(odd[0], 'no name')})" if odd and len(odd[0]) == 1 else ""
     why = f"{odd[0]!r}{name} in a number" if odd else "such a spelling"

@@ -137,9 +137,9 @@ def describe_difference(plan: Plan, ranks: int, options: Sequence[str]) -> str:
 
 
 def time_real_run(plan: Plan, prediction: Prediction, options: Sequence[str], launch: Launch) -> float:
-    """The typical step of the plan's script on that many ranks, in seconds."""
+    """The seconds of a typical step of the plan's script on `prediction.ranks` ranks."""
     limits = phantoms.make_limits(plan.memory, plan.microbatch)
-    shared = cache.find_cache_folder() if options else None  # all hosts must see the mirror
+    shared = cache.find_cache_folder() if options else None  # all hosts must see the folder of the run
     with started.make_place(shared) as folder:
         if prediction.ranks == 1:
             alone = phantoms.measure_copies(plan.script, 1, 1, folder, scaling=plan.scaling, limits=limits)

@@ -1,4 +1,7 @@
-"""Optuna's tree-structured Parzen estimator, in memory: results are stored in our own database."""
+"""Proposes configurations by Optuna's tree-structured Parzen estimator.
+
+Optuna keeps its trials in memory only: the search records them in its own database, and tells them again when resumed.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,8 @@ class Tpe:
         self._open_trials: dict[str, list[optuna.trial.Trial]] = {}
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Optuna warns that groups, which conditions need, are experimental
+            warnings.simplefilter("ignore")  # Optuna warns that such options are experimental
+            # With `group`, parameters are modelled together only if they are active in the same trials (conditions).
             # With `constant_liar`, proposals avoid the neighbourhood of trials that still run.
             sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, group=True, constant_liar=True)
         self._study = optuna.create_study(sampler=sampler)
@@ -42,7 +46,7 @@ class Tpe:
         trials = self._open_trials.pop(make_key(config), [])
         for trial in trials:
             self._study.tell(trial, cost)
-        if not trials:  # Optuna has not proposed it, or knows its cost after fewer epochs
+        if not trials:  # Optuna has not proposed it, as a warm start, or was already told its cost after fewer epochs
             distributions = {name: self._distributions[name] for name in config}
             trial = optuna.trial.create_trial(params=dict(config), distributions=distributions, value=cost)
             self._study.add_trial(trial)

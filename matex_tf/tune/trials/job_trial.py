@@ -97,7 +97,8 @@ class JobTrial(Trial):
     def _enforce_stop(self, waited: float) -> Outcome | None:
         """Cancel the job, and repeat this every GRACE seconds until the job ends.
 
-        If the search itself ends, it waits for the job for 3 * GRACE seconds, and then leaves the job in Slurm.
+        If the search itself ends (there is no `_stop_reason`), it waits for the job for 3 * GRACE seconds, and then
+        leaves the job in Slurm. waited: seconds since the trial was asked to end.
         """
         if time.monotonic() < self._next_cancel_at:
             return None
@@ -115,7 +116,7 @@ class JobTrial(Trial):
             # if it has saved no state since it started (`judge_outcome`).
             return self.judge_outcome(code, "time over, no progress" if code == EXIT_REQUEUE else "")
         state = self._query_state()
-        if state is not None and state.phase == STUCK:
+        if state is not None and state.phase == STUCK:  # it waits for a condition that does not arise by itself
             self._cancel_job()
             return self.judge_outcome(1, f"its job {state}")
         if state is None or state.phase not in (ENDED, FORGOTTEN):
@@ -125,8 +126,7 @@ class JobTrial(Trial):
 
     def _judge_state(self, state: State) -> Outcome:
         """The outcome of a job that has written no exit code, from its state in Slurm."""
-        # A forgotten job was cancelled: a job that a lost node or a time limit ends is queued again.
-        if state.phase == FORGOTTEN:
+        if state.phase == FORGOTTEN:  # it was cancelled: Slurm queues a job again that a lost node or time limit ends
             return self.judge_outcome(1, f"its job {state.words}")
         if state.words in _ENDED_BY_SLURM:
             return self.judge_outcome(EXIT_REQUEUE, state.words)
