@@ -18,9 +18,9 @@ ONLY_FIT = "only fit trains so"  # the reason against both strategies for a step
 
 
 def is_chosen(strategy: str) -> bool:
-    """Whether ranks are to train by `strategy`, "async" or "local", if possible. Always false in a phantom.
+    """Whether ranks are to train by `strategy`, "async" or "local", if possible.
 
-    A phantom is a process that `matex plan` measures as one of several ranks that do not exist.
+    Always false in a phantom: `matex plan` measures steps of allreduce there, and predicts these strategies from them.
     """
     chosen = settings.get_strategy_name(settings.get_settings().strategy)
     return chosen == strategy and world.is_active() and not world.get_world().is_phantom

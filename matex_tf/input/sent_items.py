@@ -1,7 +1,7 @@
-"""Sends an item of a `PyDataset` (`turns`): the rank that has made it, its maker, sends each rank the rows to train.
+"""Sends an item of a Keras `PyDataset`, a batch: the rank that has made it sends each rank the rows to train.
 
-For a step that divides the item, the maker sends each rank its slice. Otherwise, for instance for eager code, it sends
-all rows to all ranks.
+The ranks make items in turn (`turns`); the maker of an item is the rank that has made it. For a step that divides the
+item, the maker sends each rank its slice. Otherwise, for instance for eager code, it sends all rows to all ranks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ NEXT, _ROWS = "the next item of a PyDataset", "the rows of an item of a PyDatase
 class SentItem:
     """An item that one rank has made; the others receive their rows when they need them. See `batches.Batch`.
 
-    source: the `turns.Source`.
+    source: the `turns.Source` of the item. While it `is_open`, it collects times in order to choose between turns and
+        all items on every rank.
     number: the number of the item.
     maker: the rank that has made the item.
     tensors: the flat tensors of the item on that rank; None on the others.
@@ -40,6 +41,7 @@ class SentItem:
         self.total, self.is_even = max(counts, default=0), len(counts) < 2
 
     def take_slice(self, ratios: Any = None) -> list[Any]:
+        # ratios: of the numbers of rows of ranks. None: equal slices for the first `trainers` ranks; others only serve.
         def select(arrays: list[Any], rank: int, trainers: int) -> list[Any]:
             start, stop, _ = slice_bounds.find_slice_bounds(self.total, rank, trainers if ratios is None else ratios)
             return [each[start:stop] if is_rows else each for each, is_rows in zip(arrays, self.source.are_rows)]
@@ -59,7 +61,7 @@ class SentItem:
         return membership.attempt_collectives(_ROWS, lambda: self._exchange(broadcast))
 
     def digest(self) -> tuple[int, int]:
-        """The item's number, not a hash: all ranks have rows of one item, which need no comparison."""
+        """Numbers of the item, not a hash of its rows: all ranks have rows of one item, which need no comparison."""
         return self.total, self.number
 
     def _exchange(self, send: Callable[[list[Any] | None], list[Any]]) -> list[Any]:

@@ -32,7 +32,7 @@ def take_whole(shared: SharedBatches) -> Any:
     Collective while ranks choose between the ways, and if they have chosen to gather slices.
     """
     source = shared.source
-    if not agreement.is_watched():
+    if not agreement.is_watched():  # in another thread, or for data of this rank alone: ranks are not in step
         return tickets.pack(source.spec, shared.take().take_whole())
     choice = tags.get_or_make_tag(source, _CHOICE, Choice)
     choice.batch_count += 1
@@ -77,7 +77,7 @@ def _take_timed(batch: Batch, choice: Choice) -> list[Any]:
     """Take one of the first batches; choose the way after the last of them. Collective."""
     batch.source.prepare()  # this and the next line trace functions, which is not to be timed
     _get_gather_function(batch)
-    if choice.batch_count % 2:
+    if choice.batch_count % 2:  # batches 1 and 3: whole
         began = time.perf_counter()
         tensors = batch.take_whole()
         choice.whole_seconds = time.perf_counter() - began

@@ -23,7 +23,7 @@ from matex_tf.steps import events
 from matex_tf.world import exit_codes, membership, terminal, time_limit, world
 
 reported: set[int] = set()
-"""Ranks whose loss `apart.rescue` has already reported, before the survivors agreed on it."""
+"""Lost ranks that `apart.rescue`, for asynchronous ranks, has reported before the survivors agreed on the loss."""
 
 _in_attempt = False  # this process is within an attempt
 
@@ -92,15 +92,19 @@ class _Attempt(NamedTuple):
 def _attempt_once(work: Callable[[], Any]) -> _Attempt:
     """Call `work` once, and agree with all ranks whether all have completed it. Collective.
 
-    Ranks other than 0 store their output, to print it if they become rank 0 (`terminal`). This function drops stored
-    output that must not be printed twice. After a success, rank 0 has printed the output of the attempt; after a loss,
-    the repeated attempt prints it. If a thread of the script may print at other times on each rank, nobody knows what
-    rank 0 has printed: the stored output remains.
+    Ranks other than 0 store their output, to print it if they become rank 0 (`terminal`). Drop stored output that must
+    not be printed twice:
+
+    - after a success all of it, because rank 0 has printed it;
+    - after a loss the output of this attempt, because the repeated attempt prints it.
+
+    A thread of the script may print at other times on each rank. Then nobody knows what rank 0 has printed, and the
+    stored output remains.
     """
     global _in_attempt
     result, error = None, None
-    is_output_repeatable = not script_frames.find_thread_at_work()  # at the beginning of the attempt
-    lengths = terminal.measure_text()
+    is_output_repeatable = not script_frames.find_thread_at_work()
+    lengths = terminal.measure_text()  # of the stored output before the attempt
     _in_attempt = True
     try:
         result = work()
@@ -123,7 +127,10 @@ def _attempt_once(work: Callable[[], Any]) -> _Attempt:
 
 
 def _undo_attempt(undo: Callable[[], None] | None) -> None:
-    """Undo an attempt on the surviving ranks, and restore pieces that only lost ranks held. Collective."""
+    """Undo an attempt on the surviving ranks, and restore pieces that only lost ranks held. Collective.
+
+    If a rank is lost meanwhile, shrink the world and begin again.
+    """
     while True:
         if undo is not None:
             undo()
@@ -139,7 +146,7 @@ def _is_done_by_all(is_done: bool, may_forget: bool) -> tuple[bool, bool]:
     """Whether `is_done` on all ranks, and `may_forget` on all. All survivors get the same answer. Collective."""
     if is_done:
         return world.agree_on_success(is_done, may_forget)
-    # This rank has revoked the communicators, also that of the watchdog. So the wait has a time limit of its own.
+    # This rank has revoked all communicators, also the watchdog's. So the wait has a time limit of its own.
     me, what = world.get_world(), "knows of a lost rank, and waits for the other ranks' agreement to continue"
     with time_limit.limit_wait(me.rank, me.size, what, end=lambda: shutdown.abort_all_ranks(exit_codes.EXIT_STALLED)):
         return world.agree_on_success(is_done, may_forget)

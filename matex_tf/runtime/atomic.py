@@ -115,7 +115,7 @@ def _move_all(folder: str, name: str, target: str) -> None:
         new_name = target_name + entry[len(name) :] if entry.startswith(name) else entry
         moves += list(_list_moves(os.path.join(folder, entry), os.path.join(parent, new_name)))
     moves.sort(key=lambda move: _get_move_order(move[0]))
-    if len(moves) > 1:
+    if len(moves) > 1:  # one move alone is atomic, and replaces an old index file
         # Remove the old index files first, so that no old index refers to new files.
         for source, destination in moves:
             if _get_move_order(source) == 1 and os.path.isfile(destination):
@@ -139,7 +139,7 @@ def _list_moves(source: str, destination: str) -> Iterator[tuple[str, str]]:
         for name in os.listdir(source):
             yield from _list_moves(os.path.join(source, name), os.path.join(destination, name))
         return
-    if os.path.isdir(source):
+    if os.path.isdir(source):  # it moves as a whole: write its files to the disk before
         for parent, _, names in os.walk(source):
             for name in names:
                 sync_to_disk(os.path.join(parent, name))

@@ -1,8 +1,9 @@
 """The collectives of one wave of a copied step: the requests that can travel at the same time.
 
-All floating-point sums travel in one message; gradients that are checked for finite values have a message of their
-own. Requests to which every rank contributes, even without rows (`Request.owned`), are joined by kind and dtype. Every
-other request is one message. A label names a gradient (`gradients.Label`).
+A request is a sum, maximum or minimum of one tensor over the ranks, or gathers its rows (`sharing.Request`). All
+floating-point sums travel in one message; gradients that are checked for finite values have a message of their own.
+Requests to which every rank contributes, even without rows (`Request.owned`), are joined by kind and dtype. Every other
+request is one message. A request with a label is for a gradient, which the label names (`gradients.Label`).
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ class RankExchanger:
 
     def __init__(self, place: str, is_ordered: bool = True, checked: bool = False):
         self.place, self.is_ordered, self.checked = place, is_ordered, checked
-        self._weights: dict[tuple[int, int, bool], tuple[Slice, Any]] = {}
-        # By ids of graphs: the names of updates of which some parts have been announced, and no last one.
+        self._weights: dict[tuple[int, int, bool], tuple[Slice, Any]] = {}  # see `_find_weight`
+        # By ids of graphs: the name of the overlapped update of which a part was built, and the last part was not.
         self._open_updates: dict[int, str] = {}
 
     @property
@@ -89,9 +90,9 @@ class RankExchanger:
         So the last wave has a message of sums even without a sum: the update then consists of gathered gradients.
         """
         # Indices of floating-point sums:
-        early = list[int]()  # of gradients for which the wave need not wait: a part of an overlapped update
+        early = list[int]()  # of gradients for which the next wave need not wait: a part of an overlapped update
         checked = list[int]()  # of gradients that are checked for finite values
-        inline = list[int]()  # of the last wave, that cannot be overlapped: a message with one of them is not
+        inline = list[int]()  # of the last wave, with unknown shapes: one of them would keep `sums` from overlapping
         sums = list[int]()  # all other sums
         # Indices of other requests, each with a message of its own; and of `owned` requests, by kind and dtype:
         single = list[int]()
@@ -141,7 +142,7 @@ class RankExchanger:
         tensors = [request.tensor for request in requests] or [tf.zeros([])]
         names, numbers = name_sums(tensors, labels or [None])
         weight = self._find_weight(batch_slice, is_update)
-        cuts = [request.cuts for request in requests] or [()]
+        cuts = [request.cuts for request in requests] or [()]  # the boundaries of the ranks' pieces; (): no pieces
         # With `sent_cuts`, the message may bring each rank its pieces only. An elastic run needs complete sums.
         sent_cuts = [] if settings.get_settings().elastic or not any(cuts) else cuts
         key = id(tf.compat.v1.get_default_graph())
@@ -159,7 +160,7 @@ class RankExchanger:
         return self.is_ordered and overlap.is_chosen([request.tensor])
 
     def _find_weight(self, batch_slice: Slice, is_update: bool) -> Any:
-        """The weight of this rank's terms: one tensor for all sums of a graph."""
+        """The weight of this rank's terms, 0 if it has no rows, else 1: one tensor for all sums of a graph."""
         key = id(tf.compat.v1.get_default_graph()), id(batch_slice), is_update
         if key not in self._weights:
             with tf.control_dependencies(None):

@@ -1,7 +1,8 @@
 """Sends the rows that were read while a data set was opened (`KeptRows`) to the ranks to which they are assigned.
 
-To count the rows, each rank reads contiguous rows; a `Deal` may assign other rows to it. For example, 2 ranks have read
-rows 0-2 and 3-5 of a file; with distribution="cyclic" rank 0 keeps rows 0 and 2, sends row 1, and receives row 4.
+To count the rows, each rank reads contiguous rows; a `Deal` for each part (training, validation or testing rows) may
+assign other rows to it. For example, 2 ranks have read rows 0-2 and 3-5 of a file; with distribution="cyclic" rank 0
+keeps rows 0 and 2, sends row 1, and receives row 4.
 
 All ranks send in rounds of some rows each, and free the rows that they have sent. Only the end of an array can be
 freed, so ranks send their last rows first. `loaded_rows.py` calls this module.
@@ -30,7 +31,10 @@ Spans = dict[str, tuple[int, int]]
 
 
 class _NeededRows:
-    """The rows of the file that a rank needs for one part, in ascending order: its own rows."""
+    """The rows of the file that a rank needs for one part, in ascending order: its own rows.
+
+    "The file" stands for all files of the data set, over which rows are counted; `source` knows the part of each row.
+    """
 
     def __init__(self, source: Source, part: str, deal: Deal, rank: int):
         self._source, self._part, self._deal, self._rank = source, part, deal, rank
@@ -43,13 +47,13 @@ class _NeededRows:
         positions = np.zeros(1, np.int64) if has_none else self._deal.list_positions(self._rank, start, stop)
         return np.asarray(self._source.find_rows(self._part, positions)[1])
 
-    def find_between(self, first: int, last: int) -> tuple[int, int]:
-        """The own rows that are among rows `first` to `last` of the file: (start, stop), indices of own rows."""
-        if last <= self._find_row(0) or first > self._find_row(self.count - 1):
+    def find_between(self, first: int, end: int) -> tuple[int, int]:
+        """The own rows that are among rows `first` to `end` - 1 of the file: (start, stop), indices of own rows."""
+        if end <= self._find_row(0) or first > self._find_row(self.count - 1):
             return 0, 0
         indices = range(self.count)
         start = bisect.bisect_left(indices, first, key=self._find_row)
-        return start, bisect.bisect_left(indices, last, lo=start, key=self._find_row)
+        return start, bisect.bisect_left(indices, end, lo=start, key=self._find_row)
 
     def _find_row(self, index: int) -> int:
         return int(self.list_rows(index, index + 1)[0])
@@ -100,12 +104,12 @@ def send_rows(
         # `ranges`: the rows of the file that each rank gives away in this round. From its own range, a rank keeps the
         # rows that it needs, and sends rows that others need. From the ranges of others, it receives rows.
         ranges = [_find_range(starts[other], kept.counts[other], step, round_number) for other in range(size)]
-        first, last = ranges[rank]
-        own = _find_all_between(needed[rank], first, last)
-        send = {other: _find_all_between(needed[other], first, last) for other in others}
+        first, end = ranges[rank]
+        own = _find_all_between(needed[rank], first, end)
+        send = {other: _find_all_between(needed[other], first, end) for other in others}
         receive = {other: _find_all_between(needed[rank], *ranges[other]) for other in others}
         for field, arrays in kept.rows.items():
-            mine = _slice_arrays(arrays, first - starts[rank], last - starts[rank])
+            mine = _slice_arrays(arrays, first - starts[rank], end - starts[rank])
             for part, (start, stop) in own.items():
                 targets[part, field][start:stop] = _select_rows(mine, needed[rank][part].list_rows(start, stop) - first)
             if size > 1:
@@ -115,14 +119,14 @@ def send_rows(
 
 
 def _find_range(start: int, count: int, step: int, round_number: int) -> tuple[int, int]:
-    """(first, last) of the rows of the file that a rank gives away in a round: its last `step` remaining rows."""
+    """(first, end) of the rows of the file that a rank gives away in a round: its last `step` remaining rows."""
     left = max(0, count - round_number * step)
     return start + max(0, left - step), start + left
 
 
-def _find_all_between(needed: Mapping[str, _NeededRows], first: int, last: int) -> Spans:
+def _find_all_between(needed: Mapping[str, _NeededRows], first: int, end: int) -> Spans:
     """`find_between` of each part, without parts that have no such rows."""
-    spans = {part: rows.find_between(first, last) for part, rows in needed.items() if last > first}
+    spans = {part: rows.find_between(first, end) for part, rows in needed.items() if end > first}
     return {part: (start, stop) for part, (start, stop) in spans.items() if stop > start}
 
 

@@ -27,7 +27,7 @@ class Trace:
         self, activity: str, begin: float | np.ndarray, end: float | np.ndarray, lane: int = 0, label: str = "",
         size: int = 0,
     ) -> None:  # fmt: skip
-        """Record an activity of all ranks, in seconds (a `ranks.Note`)."""
+        """Record an activity of all ranks. begin, end: seconds, one number for all ranks or one for each."""
         label_number = self._labels.setdefault(label, len(self._labels)) if label else -1
         kind = records.ACTIVITIES.index(activity)
         starts, stops = ((np.broadcast_to(time, self.ranks) * 1e9).round().astype(int) for time in (begin, end))

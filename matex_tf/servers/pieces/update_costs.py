@@ -75,7 +75,7 @@ def note_step(plan: Any) -> None:
         return
     found = [(variable, slots.find_slot(variable)) for variable in plan.traced.graph.variables]
     step_slots = [(variable, slot) for variable, slot in found if slot is not None]
-    # The slots that the step takes in pieces. If there are none: the slots that it could take in pieces.
+    # `sharded`: the slots that the step takes in pieces. If there are none: the slots that it could take in pieces.
     program, sharded, why_not = plan.program, plan.pieces.list_variables(), plan.why_whole
     if not sharded:
         program, sharded, why_not = _place_slots(plan, [variable for variable, _ in step_slots])
@@ -112,7 +112,10 @@ def _note_trained(plan: Any) -> None:
 
 
 def _mark_end() -> None:
-    """Add a barrier at the end of a step's updates, which records their end as an event."""
+    """Add a barrier at the end of a step's updates, which records their end as an event.
+
+    It is called in the graph of the copied step, and waits for all ops with a state: updates are such ops.
+    """
     import tensorflow as tf
 
     operations = tf.compat.v1.get_default_graph().get_operations()
@@ -123,6 +126,8 @@ def _mark_end() -> None:
 def _place_slots(plan: Any, step_slots: list[Any]) -> tuple[Program | None, list[Any], str]:
     """Plan a step again as if this rank owned the only piece of each slot.
 
+    If ops of the step refuse a slot in pieces, plan again with this slot whole, until no slot is refused.
+
     Returns the program, the slots that it can have in pieces, and the reason against the other slots.
     """
     why_not = plan.why_whole
@@ -130,6 +135,7 @@ def _place_slots(plan: Any, step_slots: list[Any]) -> tuple[Program | None, list
     outer = [handle for handle, _ in plan.traced.graph.captures]  # the captured tensors, in their order
     while by_handle and plan.program is not None:
         sizes = [by_handle[id(handle)].shape.num_elements() if id(handle) in by_handle else None for handle in outer]
+        # A piece from entry 0 to `size`: all entries. The index identifies the slot in `PiecesRefusedError.refused`.
         captured = [WHOLE if size is None else make_piece_handle((0, size), index) for index, size in enumerate(sizes)]
         try:
             # The inputs of the graph are its arguments, then the captured tensors.
@@ -137,7 +143,7 @@ def _place_slots(plan: Any, step_slots: list[Any]) -> tuple[Program | None, list
             placements[plan.argument_count : plan.argument_count + len(outer)] = captured
             program = read_program(plan.graph, placements, takes_batches=plan.source is None)
             return program, list(by_handle.values()), why_not
-        except PiecesRefusedError as error:  # try again without the refused slots, by index in `outer`
+        except PiecesRefusedError as error:
             first, op = next(iter(error.refused.items()))
             name = find_name(by_handle[id(outer[first])])
             why_not = f"{len(error.refused)} variables are not sharded, such as '{name}' because of {op.type}"
