@@ -24,7 +24,7 @@ def read_alike(dataset: Any) -> Any:
     last = pipelines.skip_options(dataset)
     ahead = count_ahead(dataset)
     if pipelines.name_kind(last) == "PrefetchDataset":
-        dataset = last._input_dataset.with_options(dataset.options())
+        dataset = last._input_dataset.with_options(dataset.options())  # without the `prefetch` of the script
     return dataset.prefetch(ahead) if ahead else dataset
 
 

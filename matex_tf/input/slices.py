@@ -35,8 +35,8 @@ class SharedBatches:
     def save(self, save: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
         """The state of the iterator, from the method `save` of TensorFlow, and of the seed generators of its shuffles.
 
-        A generator counts the passes of all iterators. TensorFlow saves it only with an iterator of the `shuffle`, and
-        between the last batch of a pass and the next pass there may be none.
+        The generator of a `shuffle` draws a seed for each pass over the data. TensorFlow saves the number of its draws
+        only with an iterator of the `shuffle`, and after the last batch of a pass there may be none.
         """
         while True:  # until no pass has begun during `save`: other threads read a few batches ahead
             drawn = self._count_draws()
@@ -52,7 +52,7 @@ class SharedBatches:
         return [int(ops.seek_seeds(generator)) for generator in tickets.list_generators(self.source.dataset)]
 
     def restore(self, restore: Callable[[Any, dict[str, Any]], Any], tensors: dict[str, Any]) -> Any:
-        """Continue after a saved state. Raises tf.errors.NotFoundError if it is that of an iterator of another kind."""
+        """Continue after a saved state. Raises tf.errors.NotFoundError for a state of another kind of iterator."""
         generators = tickets.list_generators(self.source.dataset)
         try:
             drawn = tf.raw_ops.TensorListStack(
@@ -102,9 +102,9 @@ class Batch:
     def take_slice(self, ratios: Any = None) -> list[Any]:
         if self._error is not None:
             raise self._error
-        self.source.work_on(ratios)
+        self.source.work_on(ratios)  # from now on, the iterator makes slices of these ratios ahead
         bounds = batches.find_bounds(self.total, ratios)
-        if bounds == self._bounds:
+        if bounds == self._bounds:  # the rows that were made; `pad_alike` pads them to the longest row of all ranks
             return [*self.source.pad_alike(self._rows), *self._numbers]
         return [*self.source.pad_alike(self._make(bounds)), *batches.make_numbers(bounds, self.total)]
 

@@ -1,8 +1,11 @@
 """Repetitions of one row, such as the gradient of a mean: each rank repeats the row for its own rows only.
 
-Otherwise a rank would repeat it for all rows of the batch, and slice the result. If the row is a partial sum, the
-repeated rows would even be all-reduced, not the one row. `propagate` calls `spread_rows` for each node, except in the
-graph of a session.
+For example, the gradient of the mean of n losses is a vector of n equal numbers. Without `spread_rows`, a rank would
+make n numbers, and slice them. If the repeated row is a partial sum, the n repeated rows would even be all-reduced, not
+the one row.
+
+A node is an op with its decision: the placements that its inputs need, and that its outputs have. `propagate`, which
+decides on one op after the other, calls `spread_rows` for each node, except in the graph of a session.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ _SIZES = {"Tile": 1, "BroadcastTo": 1, "Fill": 0}
 _KNOWN = TYPES.union(_SIZES)
 
 Decide = Callable[[Node], Any]
+"""Decides on a node by the rule for its op."""
 
 
 def spread_rows(node: Node, decide: Decide) -> list[Node]:
@@ -38,8 +42,10 @@ def spread_rows(node: Node, decide: Decide) -> list[Node]:
 
 
 def _make_rows(user: Node, index: int, need: Placement, key: tuple[Any, ...], decide: Decide) -> list[Node]:
-    """The nodes that make this rank's rows of an input of `user`, in the placement `need`. The output of the last node
-    is the rows. Returns no nodes if the input must be sliced. key: of the last node.
+    """The nodes that make this rank's rows of input `index` of the node `user`, in the placement `need`.
+
+    The last node, with the key `key`, is the op of the input again, for this rank's rows only. Before it come the nodes
+    that make its own inputs. Returns no nodes if the input must be sliced.
     """
     source = user.inputs[index].node
     if source is None or source.type not in _KNOWN or source.controls or not user.has_length(index, need):
@@ -74,7 +80,7 @@ def _repeat_rows(node: Node, need: Placement) -> Decision:
 def _compute_rows(node: Node, need: Placement, decide: Decide) -> list[Node]:
     """Decide that an elementwise op computes the rank's rows from its inputs' rows. Returns the nodes that make these.
 
-    The inputs are broadcast, so axes are counted from the end.
+    The inputs are broadcast, so axes are counted from the end. An input with one entry along the axis serves all rows.
     """
     count, added = len(node.outputs[0].whole_shape or []), list[Node]()
     for index in range(len(node.inputs)):

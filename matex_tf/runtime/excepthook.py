@@ -31,7 +31,11 @@ _OP_FRAMES = re.compile(rf"(Detected at node .* defined at \(most recent call la
 
 
 def attach_hooks() -> None:
-    """Silence all ranks except the first, and install the handlers of errors and exits."""
+    """Silence all ranks except the first, and install the handlers of errors and exits.
+
+    Functions in the lists of `shutdown` run at the end: of this rank's script (`script_ended`), of all scripts
+    (`at_end`), and of MPI (`before_finalize`).
+    """
     me = world.get_world()
     shutdown.script_ended.append(report_unreported)
     faulthandler.enable(file=terminal.duplicate_streams())
@@ -156,6 +160,7 @@ def describe_error(error: BaseException, trace: TracebackType | None, where: str
     if settings.get_settings().traceback == "script":
         text = _OP_FRAMES.sub(_drop_library_frames, text)
     if isinstance(error, KeyError):
+        # Variables of the launcher that the library has removed from the environment of ranks.
         missing = launcher_variables.removed.intersection(map(str, error.args))
         text += "".join(f"{launcher_variables.explain_missing(name)}.\n" for name in missing)
     place = f"{where}{_format_script_line(error)}"
@@ -229,8 +234,9 @@ def _report_error(kind: type[BaseException], error: BaseException, trace: Traceb
         return
     text = describe_error(error, trace)
     code = 130 if issubclass(kind, KeyboardInterrupt) else 1  # 128 + SIGINT, as in a shell
-    # The rank where the error began should end the job, with its own exit code. The engine recognizes in the texts an
-    # error of a collective that another rank has caused, by an error of its own or by the end of its script.
+    # The rank where the error began should end the job, with its own exit code: this rank waits for it. The engine
+    # recognizes in the texts an error of a collective that another rank has caused, by an error of its own or by the
+    # end of its script.
     texts = "\n".join([text, *map(str, _list_shown_errors(error))])
     is_consequence = ops.find_cause(texts) in (ops.Cause.ELSEWHERE, ops.Cause.ENDED)
     if is_consequence:

@@ -1,5 +1,7 @@
 """The arguments of a call of a `tf.function` or a model: which of them have rows, and which trace the call needs.
 
+A trace is the graph that TensorFlow makes from the function for arguments of some types and shapes.
+
 In `step(x, y, rate)` with tensors `x` and `y` of 64 rows, `x` and `y` have the rows that ranks divide. Calls with equal
 keys (`Arguments.make_key`) have the same trace, so a further call finds the plan of an earlier one by its key.
 """
@@ -53,7 +55,7 @@ class Arguments:
         for leaf in self.leaves:
             if isinstance(leaf, (np.generic, tf.Tensor)):
                 parts.append((leaf.dtype, _list_sizes(leaf)))
-            elif is_source(leaf):
+            elif is_source(leaf):  # the types of its batches, whether they are this rank's own, how ranks share them
                 parts.append((type(leaf), _describe_batches(leaf), own_data.is_own(leaf), find_batch_key(leaf)))
             elif isinstance(leaf, tf.__internal__.CompositeTensor) and not isinstance(leaf, tf.Variable):
                 parts.append(tf.type_spec_from_value(leaf))
@@ -142,7 +144,8 @@ def find_batch_key(source: Any) -> Any:
     dealt = find_dealt(handle)
     if dealt is None:
         return None
-    # If slice ratios may change, a step belongs to the one dealer whose ratios it reads.
+    # The dealer makes the batches; dealers of equal elements have equal signatures. If the ratios of the ranks' slices
+    # may change, a step belongs to the one dealer whose ratios it reads.
     return dealt.dealer.signature, dealt.dealer if slices.may_change() else None
 
 

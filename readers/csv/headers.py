@@ -99,8 +99,11 @@ def check_same(file: Path, names: list[str], header: bool, first: Path, expected
 def sample_records(text_files: Sequence[TextFile], head: bytes, dialect: Dialect) -> tuple[bytes, Path, int]:
     """The records in the first MiB of the first file that has records, which determine the types of the columns.
 
-    Returns the bytes of the records, the file, and the line of the first record. `head`: of the first file. If no file
-    has records, the bytes are empty lines at most, of the last file.
+    Returns the bytes of the records, the file, and the line of the first record. If no file has records, the bytes are
+    empty lines at most, of the last file.
+
+    text_files: each with its name in messages (`named`) and the offset of its first record (`start`).
+    head: the head of the first file.
     """
     for number, text_file in enumerate(text_files):
         length = HEAD_BYTES
@@ -122,5 +125,5 @@ def _find_records_end(head: bytes, start: int, length: int, marks: Marks) -> int
     """
     if len(head) < length:  # the complete file: its last record may lack a newline
         return len(head)
-    # The first record begins outside of quotes, so the result for a text that begins `outside` holds.
+    # The search has two results: for a text that begins outside of quotes, or inside. A first record begins outside.
     return records.search_records(lambda a, b: head[a:b], start, length, marks).outside.last_end or 0

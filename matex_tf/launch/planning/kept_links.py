@@ -29,6 +29,7 @@ def add_kept_links(
         hosts: a stored link must include these hosts. If empty, a link between any hosts will do.
         is_network_named: the user named the network between hosts.
     """
+    # The scopes of links between hosts: one rank on each of two hosts, or all their ranks.
     if is_network_named or {link.scope for link in measured} & {TWO_HOSTS, ALL_RANKS}:
         return tuple(measured)
     # `list_links` lists the newest link first.
@@ -55,8 +56,8 @@ def _describe_sums(link: link_costs.Link) -> LinkMeasurement:
     byte = max(link.byte - ADDITION, 0.0) * hosts / (2 * (hosts - 1)) + ADDITION
     seconds = start_up, start_up + (large - small) * byte
     # `ranks` stays the number of the measurement: for more ranks, the plan does not count on MPI's own algorithm
-    # (`is_mpi_known` in planner/predict.py). The stored link has one time for each size, which serves as the
-    # time on both threads (`seconds` and `asleep`), and no core seconds.
+    # (`is_mpi_known` in planner/predict.py). The stored link has one time for each size, which serves for
+    # inline and for overlapped sums (`seconds` and `asleep`), and no core seconds.
     return LinkMeasurement(
         scope=TWO_HOSTS if ranks == hosts else ALL_RANKS, ranks=ranks, hosts=2, bytes=PROBED, seconds=seconds,
         asleep=seconds, cpu_per_byte=0.0, kept=str(link),

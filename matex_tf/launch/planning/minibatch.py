@@ -1,7 +1,8 @@
 """`matex simulate --minibatch`: the best mini-batch of a convolutional network for the memory of a device.
 
-HTC's integer program (`planner.papers.htc_minibatch`) chooses the algorithm of each convolution. A larger batch uses
-the device better, until too little memory remains for the fast algorithms.
+HTC is the paper "Distributed Training Large-Scale Deep Architectures" (Zou et al., 2017). Its integer program
+(`planner.papers.htc_minibatch`) chooses the algorithm of each convolution. A larger batch uses the device better, until
+too little memory remains for the fast algorithms.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 """The table of rules, by op type. A rule maps the placements of an op's inputs to a `Decision`.
 
-A rule need only handle inputs with rows. For other inputs it may raise NoRuleError. The op then takes whole tensors, as
-an op without a rule does (`decide_without_rule`). Partial sums are an exception: an op that is linear in an input, such
-as the multiplication by a whole tensor, takes a partial sum unchanged there, and its result is a partial sum, too.
+The decision has for each input the placement that the op needs (`needs`; None: as it is), and for each output the
+placement that results (`gives`). A rule need only handle inputs with rows. For other inputs it may raise NoRuleError.
+The op then takes whole tensors, as an op without a rule does (`decide_without_rule`). Partial sums are an exception: an
+op that is linear in an input takes a partial sum as this input unchanged, and its result is a partial sum, too. An
+example is the multiplication by a whole tensor.
 
 *Sizes* are the numbers of a vector of the placement SIZES, such as the shape [n, 3] of a batch of n rows.
 """
@@ -95,7 +97,10 @@ def decide_without_rule(node: Node) -> Decision:
 
 
 def keep_sum(node: Node, linear: int | slice = 0) -> Decision:
-    """For an op that is linear in these inputs: partial sums give a partial sum, and zeros give zeros."""
+    """For an op that is linear in these inputs: partial sums give a partial sum, and zeros give zeros.
+
+    A whole tensor of zeros may stand among the partial sums: it needs the placement SUM, as a sum of zeros.
+    """
     if all(value.placement is WHOLE for value in node.inputs):  # a shortcut for the usual case
         return node.decide_whole()
     indexes = _select(node, linear)

@@ -68,6 +68,7 @@ class CallPlan:
     links_results: whether `computed_from` is needed (see `calls._Call`).
     ranks: the number of ranks for which the steps are built.
     are_rows: for each input, whether it has the rows that ranks divide.
+    batches: compares batches of some calls between ranks, which must have equal ones.
     why_whole: the reason why every rank computes the calls whole; empty if ranks share them.
     output_count: the number of the call's outputs. TensorFlow may add residuals to the outputs of the graph later.
     differentiable: the indices of the outputs whose gradients the backward step takes.
@@ -98,7 +99,7 @@ class CallPlan:
         self.why_whole = agreement.agree_on_trace(graph, self._make_steps(), place, rows)
 
     def _make_steps(self) -> str:
-        """Build both steps. Returns the reason if they cannot be built."""
+        """Build both steps. Returns the reason if they cannot be built, or ranks would gain nothing; else ""."""
         if getattr(self.graph, "deferred_external_captures", None):
             return plan.DEFERRED
         if not any(self.are_rows):

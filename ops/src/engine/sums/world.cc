@@ -9,6 +9,8 @@
 namespace matex {
 namespace {
 
+// Takes the communicators of the rendezvous, of inline sums and of overlapped sums. From now on, calls on them return
+// MPI's errors, which otherwise would end the process.
 Error TakeCommunicators(World& world, int sequence, int gradients, int overlapped) {
   world.sequence = MPI_Comm_f2c(sequence);
   world.gradients = MPI_Comm_f2c(gradients);
@@ -64,7 +66,7 @@ Error StartAgain(int sequence, int gradients, int overlapped, int rank, int size
   world.rank = rank;
   world.size = size;
   world.node = node;
-  ForgetAdders();
+  ForgetAdders();  // they use the old communicators
   return TakeCommunicators(world, sequence, gradients, overlapped);
 }
 
