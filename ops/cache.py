@@ -46,7 +46,7 @@ def find_cache_folder() -> Path:
                 "a folder that only you can write to."
             )
         return mine
-    reasons: list[str] = []  # why the candidates so far cannot be used
+    reasons: list[str] = []  # why the candidates so far cannot be used: not writable, or others can write there
     for candidate in list_own_folders():
         exposed = trust.find_exposure(candidate) if can_write(candidate) else f"{candidate} cannot be written to"
         if not exposed:

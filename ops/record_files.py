@@ -27,8 +27,10 @@ _MESSAGE_BYTES = 4096  # the maximum length of a message
 class Found:
     """The index of a file, or of some of its bytes: where records are. Offsets and lengths are in bytes.
 
-    offsets: int64. TFRecord: the offset of each record's header. Text: the end of each line.
-    lengths: int64. TFRecord: the length of each record's data. Text: empty.
+    offsets: int64. TFRecord: the offset of each record's header. Text: the end of each line from `find_records`, the
+        beginning of each line for `put_records`.
+    lengths: int64. TFRecord: the length of each record's data. Text: empty from `find_records`; for `put_records` the
+        length of each line without its end.
     content: text: the offset of the last byte that belongs to a line; -1: none.
     code, problem, place: TensorFlow's error code, the message without the file's name, and the byte offset from which
         on records cannot be read. With code 0 the message is a warning, or "" if there is no problem.
@@ -77,7 +79,7 @@ def find_records(name: bytes, kind: str, size: int, mtime_ns: int, first: int = 
 def put_records(name: bytes, kind: str, size: int, mtime_ns: int, found: Found) -> int:
     """Register the index of the file `name` with the ops; returns the file's number in tickets.
 
-    found: all records of the file. Offsets and lengths of text: of the lines without their ends.
+    found: all records of the file.
     """
     offsets, lengths = (np.ascontiguousarray(numbers, np.int64) for numbers in (found.offsets, found.lengths))
     return _get_functions().matex_records_put(

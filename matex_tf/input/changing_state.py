@@ -26,6 +26,8 @@ def tell_conflict(dataset: Any) -> str:
     ]
     if sum(map(len, handles)) == len(set[int]().union(*handles)):  # no two functions use the same
         return ""
+    # A `Split` divides a function: its front runs for each element in order on every rank, its back only for a rank's
+    # own elements, later. It has the state that the front may change (`writes`), and that the back uses (`reads`).
     splits = list(map(Split, functions))
     is_read = any(writer.writes & reader.reads & used for writer in splits for reader, used in zip(splits, handles))
     return "a variable or a table that one function changes and another one reads" if is_read else ""

@@ -166,8 +166,8 @@ def _find_records(
     missing = [number for number in existing if number not in kept]
     if missing:
         me = world.get_world()
-        parts = deal_parts([states[number].size for number in missing], kind, me.size)[me.rank]
-        parts = [part._replace(number=missing[part.number]) for part in parts]
+        dealt = deal_parts([states[number].size for number in missing], kind, me.size)[me.rank]
+        parts = [part._replace(number=missing[part.number]) for part in dealt]  # numbers in `names`, not in `missing`
         own_records = [*zip(parts, _find_parts(parts, names, states, kind))]
         all_records = itertools.chain(*objects.allgather(own_records, "the index of records"))
         in_order = sorted(all_records, key=lambda part_and_records: part_and_records[0])
@@ -206,6 +206,8 @@ def deal_parts(sizes: Sequence[int], kind: str, ranks: int) -> list[list[Part]]:
 def _find_parts(
     parts: Sequence[Part], names: Sequence[bytes], states: Sequence[State], kind: str
 ) -> list[record_files.Found]:
+    """The records of each part, found by threads that run no code of the script (`starts_own`)."""
+
     def find(part: Part) -> record_files.Found:
         state = states[part.number]
         return record_files.find_records(names[part.number], kind, state.size, state.mtime_ns, part.first, part.last)
@@ -223,7 +225,7 @@ def _join_pieces(pieces: Sequence[record_files.Found], kind: str, size: int) -> 
         if piece.code:
             return record_files.Found(_NO_NUMBERS, _NO_NUMBERS, code=piece.code, problem=piece.problem)
     # In a part of a text file, `offsets` are the ends of lines. A line begins after the end of the line before. If the
-    # last line has an end, the last of `starts` is the end of the file.
+    # last line has an end, the last of `starts` is the end of the file. `content` is the last byte that is in a line.
     ends = np.concatenate([_NO_NUMBERS, *(piece.offsets for piece in pieces)])
     starts = np.concatenate([np.zeros(1, np.int64), ends + 1])
     if max((piece.content for piece in pieces), default=-1) >= starts[-1]:

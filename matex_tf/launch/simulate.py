@@ -1,7 +1,8 @@
 """The command `matex simulate`: simulate the step of a plan, with optional changes, and suggest parameter servers.
 
 The command prints one of four tables: simulated steps, a replayed timeline, parameter servers, or mini-batches. The
-formulas for the last two are those of the papers HTC and XAI (`planner.papers`), and of a queueing network.
+formulas for the last two are those of the papers HTC (Zou et al., 2017) and XAI (Salama et al., 2019), and of a
+queueing network (`planner.papers`, `planner.queueing`).
 """
 
 from __future__ import annotations

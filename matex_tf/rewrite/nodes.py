@@ -209,9 +209,10 @@ class Node:
         return require_known(next((index for index in indexes if self.inputs[index].placement.is_sharded), None))
 
     def bring_rows(self, index: int, placement: Placement) -> Placement | None:
-        """The placement that an input needs for an op with the rows of `placement`: these rows.
+        """The placement that an input needs for an op that computes with the rows of `placement`.
 
-        None: the input has these rows already. WHOLE: the input has one entry along the axis, which is broadcast.
+        None: the input has these rows already. WHOLE: it has one entry along the axis of the rows, which is broadcast.
+        Otherwise `placement`: the input is brought to these rows.
         """
         value = self.inputs[index]
         if value.placement.has_layout(placement):

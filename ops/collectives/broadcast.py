@@ -27,6 +27,7 @@ def broadcast(tensor: Any, root: int = 0, name: str | None = None) -> Any:
         import tensorflow as tf
 
         return tf.identity(tensor)
+    # The op runs after the collectives that were created before it; in a v1 graph its `turn` orders it.
     return make_in_order(
         get_library().ops.matex_broadcast, x=tensor, root=root, place=name or "", turn=common.make_turn()
     )

@@ -1,4 +1,7 @@
-"""Text variables. Values become integers: indices into the sorted list of all texts, as for CSV."""
+"""Text variables of array files (NetCDF, HDF5 or Zarr).
+
+Values become integers: indices into the sorted list of all texts of all ranks, as for CSV.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,9 @@ _PADDING = "\0 "  # texts of fixed length end with zeros or spaces
 
 class TextVariable(Variable):
     """A variable of texts. An empty text is a missing value.
+
+    `Variable` reads samples, the entries along one axis, in slabs: ranges of samples that the owner, the `Stack` of all
+    files, fetches from the file by one call.
 
     Args:
         read: `read(index)` returns the texts at the index of `make_index`.

@@ -26,7 +26,7 @@ def unpack_files(archive: Path, names: Collection[str]) -> dict[str, Path]:
     is_packed = files.read_head(archive, 2) == GZIP
     try:
         with gzip.open(archive) if is_packed else open(archive, "rb") as source:
-            # mode "r|": the stream does not support seeking.
+            # mode "r|": the stream does not support seeking. `Watched` stops reading if another rank has failed.
             with tarfile.open(fileobj=Watched(source), mode="r|") as tar:  # type: ignore[call-overload]
                 for member in tar:
                     name = os.path.basename(member.name)

@@ -24,9 +24,13 @@ from matex_tf.sharding.shard_arrays import ShardArray
 class TableFormat(Format):
     """A table of one file or of several files that are concatenated.
 
-    Subclasses set `columns`, count rows, and yield tables of some rows. They name their surveys (see `Format`) by
-    `_set_surveys`. A survey NAME consists of the methods `_survey_NAME` and `_settle_NAME`. This class has both methods
-    of "texts", which counts the texts of the ranks' rows, and `_survey_unpack`, which decompresses files.
+    Subclasses set `columns`, count rows, and yield tables of some rows. They name their surveys by `_set_surveys`. In a
+    survey (see `Format`), when a data set is opened, each rank searches its part of the files, and then gets the
+    results of all ranks. A survey NAME consists of the methods `_survey_NAME` and `_settle_NAME`. This class has both
+    methods of "texts", which counts the texts of the ranks' rows, and `_survey_unpack`, which decompresses files.
+
+    The code of a text is final once all ranks know all texts: its index in their sorted list. Before, a rank that keeps
+    rows numbers its own texts by temporary codes (`Rows`).
 
     Args:
         memory: most bytes of rows that a rank keeps while the table is opened; None: see `_find_room`.
@@ -132,7 +136,7 @@ class TableFormat(Format):
 
     def _find_counted_rows(self, ranks: Ranks) -> tuple[int, int]:
         """The rows (start, stop) whose texts this rank counts in the survey "texts"."""
-        if self.kept is None:
+        if self.kept is None:  # a survey has kept no rows: count any equal parts
             return self.list_parts(ranks)[ranks.rank]
         start = sum(self.kept.counts[: ranks.rank])
         return start, start + self.kept.counts[ranks.rank]

@@ -120,6 +120,7 @@ class Watch:
             return
         reasons = [f"{host.name} has {slots.get(host.name, 0)} of {host.slots} slots left" for host in reduced]
         reason = ", ".join(reasons) if usable else ""  # without a usable host, the ranks cannot go anywhere
+        # `Changes.offer` has the parts of an offer that earlier changes determine, such as a change that may be undone.
         offer = replace(self._changes.offer, ranks=ranks, restart_seconds=self._restart_seconds, reason_to_leave=reason)
         if offer != self._offer:
             self._offer = offer

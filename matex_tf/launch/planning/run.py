@@ -2,8 +2,8 @@
 
 `planning.command` calls `plan_script`. It measures sizes and links, makes a `Plan` of them, and prints predictions from
 the plan. A size is the script's step on the slice of rank 0 of N ranks (`planning.sizes`). A link is the cost of sums
-between ranks on one host or on two (`planning.ranks`). The typical measurement is the one with the most ranks among the
-sizes of full hosts that sum the same tensors as most of them do (`Sizes.leave_out_unlike`).
+between ranks on one host or on two (`planning.ranks`). `Sizes.leave_out_unlike` chooses the typical measurement. It has
+all ranks of a host, its step sums the same tensors as most steps, and of such sizes it has the most ranks.
 """
 
 from __future__ import annotations

@@ -161,6 +161,7 @@ void Collective::ComputeAsync(OpKernelContext* context, DoneCallback done) {
     if (cancellation != nullptr) cancellation->TryDeregisterCallback(token);
     done();
   };
+  // The Turnstile (v1_order.h) runs the job when its turn has come, or drops it.
   Job job;
   job.run = [this, context] { Run(context); };
   job.done = finish;

@@ -64,7 +64,8 @@ class KeptLayout {
   std::shared_ptr<const Made> made_;
 };
 
-// The input `weight` of an op that reduces gradients: this rank's weight and, optionally, the rows of the `Batch`.
+// The input `weight` of an op that reduces gradients: this rank's weight and, optionally, the number of rows of the
+// global batch, which must be equal on all ranks (`Batch`, mismatch.h).
 struct Weight {
   double weight = 1;
   Batch batch;
