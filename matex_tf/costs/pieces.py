@@ -58,7 +58,7 @@ def estimate_pieces_by_messages(
     links = (network, memory) if hosts > 1 else (memory,)
     # Each of the ranks - 1 rounds takes as long as its slowest message.
     one_level = (ranks - 1) * max(link.estimate_message(piece / chunks) for link in links)
-    has_equal_hosts = ranks % per_host == 0
+    has_equal_hosts = ranks % per_host == 0  # otherwise hosts divide the data into different shares
     if hosts == 1 or per_host == 1 or not has_equal_hosts:
         return chunks * one_level
     # Two levels: first the ranks of each host divide the data among themselves. Then they send between hosts, through

@@ -43,7 +43,7 @@ def take_whole(shared: SharedBatches) -> Any:
             end = error
         else:
             return tickets.pack(source.spec, _take(batch, choice))
-    raise end
+    raise end  # outside of `fail_together`, because the end of the data is no failure
 
 
 def _take(batch: Batch, choice: Choice) -> list[Any]:

@@ -91,7 +91,10 @@ class Value:
 
     @property
     def sizes(self) -> tuple[Size, ...] | None:
-        """The entries of an integer scalar or short vector; None for another tensor, or if their number is unknown."""
+        """The entries of an integer scalar or short vector; None for another tensor, or if their number is unknown.
+
+        A known number is `Size(None, number)`; `Size()` is an unknown number that is equal on all ranks.
+        """
         if self.placement.kind == SIZES:
             return self.placement.sizes
         if self.placement.kind != REPLICATED or not self.dtype.is_integer or self.shape is None or len(self.shape) > 1:

@@ -199,6 +199,7 @@ class RankExchanger:
         sizes_of_requests = [[end - start for start, end in itertools.pairwise(request.cuts)] for request in requests]
         sizes = [size for sizes_of_rank in zip(*sizes_of_requests) for size in sizes_of_rank]
         pieces = tf.split(tf.ensure_shape(whole, [sum(sizes)]), sizes)
+        # Every len(requests)-th piece is of the same request.
         return [tf.concat(pieces[index :: len(requests)], 0) for index in range(len(requests))]
 
     def _reduce(self, kind: str, tensor: Any, contributes: Any) -> Any:

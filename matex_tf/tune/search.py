@@ -163,7 +163,7 @@ class SearchLoop:
             raise SearchError(str(error)) from None
         self._to_start.insert(0, record)
         self._no_start_before = time.monotonic() + RETRY_INTERVAL if is_away else math.inf
-        if is_away:
+        if is_away:  # of each kind of message, "away" or "full", only the first is printed
             self._screen.print_line(f"{error}; it is asked again each {RETRY_INTERVAL:.0f} s", "away")
         else:
             job_count = format_count(len(self._running), "job")
@@ -187,7 +187,7 @@ class SearchLoop:
         except ExhaustedError:
             self._trial_count = len(self._records)
             self._screen.print_line(f"every configuration there is was tried: {self._trial_count}")
-            return self._choose_next()
+            return self._choose_next()  # the search is at its end, at which a paused trial may continue
         return self._database.add_trial(self._search.id, *proposal) if proposal else None
 
     def _choose_promoted(self) -> Record | None:

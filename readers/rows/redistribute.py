@@ -139,6 +139,7 @@ def _slice_arrays(arrays: Sequence[np.ndarray], start: int, stop: int) -> np.nda
 def _shorten_arrays(arrays: list[np.ndarray], rows: int) -> None:
     """Free the memory after the first `rows` rows. No other references to the arrays may exist."""
     total = sum(map(len, arrays))
+    # Drop arrays of which no row stays, but keep one for dtype and shape; then shorten the last one.
     while total > rows and len(arrays) > 1 and total - len(arrays[-1]) >= rows:
         total -= len(arrays.pop())
     if total > rows:

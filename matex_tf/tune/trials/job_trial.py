@@ -196,6 +196,7 @@ class Jobs:
         """The trial whose job a killed search has submitted; None if there is none. Raises JobError."""
         if not has_job(folder):
             return None
+        # The id of the job: from the note of the search, else from the job itself, else from Slurm's queue.
         job_id = run_folder.read_note(folder)[1].id if (folder / run_folder.NOTE).is_file() else ""
         if not job_id and (folder / BEGAN).is_file():
             job_id = (folder / BEGAN).read_text().strip()
