@@ -44,6 +44,7 @@ def reads_changing(dataset: Any) -> bool:
 
 
 def _reads_changing(function: Any) -> bool:
+    # The last inputs of the graph stand for the captured tensors.
     inner = function.graph.inputs[len(function.inputs) - len(function.captured_inputs) :]
     captured = dict(zip(map(id, inner), function.captured_inputs))
     # Only tables of the function itself can be tested. Tables in functions that it calls count as tables that can grow.

@@ -73,6 +73,7 @@ def _shuffle(step: Any, tickets: Any) -> Any:
         buffer_size=step._buffer_size,
         seed=step._seed,
         seed2=step._seed2,
+        # The dummy is what TensorFlow's own `shuffle` takes.
         seed_generator=gen_dataset_ops.dummy_seed_generator() if generator is None else generator.handle,
         reshuffle_each_iteration=step._reshuffle_each_iteration is not False,
         **tickets._flat_structure,

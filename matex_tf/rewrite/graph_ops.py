@@ -48,7 +48,7 @@ def has_op(op: Any, types: Container[str]) -> bool:
 
 
 def has_sequence(graph: Any) -> bool:
-    """Whether a graph, or a function that it calls, has a random op with a number sequence of its own."""
+    """Whether a graph, or a function that it calls, has a random op with a number sequence of its own (`seed2`)."""
     return any("seed2" in node.attr for node in iterate_nodes(graph))
 
 

@@ -47,6 +47,7 @@ def _make_rows(user: Node, index: int, need: Placement, key: tuple[Any, ...], de
     The last node, with the key `key`, is the op of the input again, for this rank's rows only. Before it come the nodes
     that make its own inputs. Returns no nodes if the input must be sliced.
     """
+    # The input must be made by an op of a known type that waits for no other op, and must have the rows of the batch.
     source = user.inputs[index].node
     if source is None or source.type not in _KNOWN or source.controls or not user.has_length(index, need):
         return []
@@ -72,6 +73,7 @@ def _repeat_rows(node: Node, need: Placement) -> Decision:
         # The axis of the rows in the input. The last axes of input and output correspond.
         axis = need.axis - len(node.outputs[0].whole_shape or []) + len(shape)
         require(axis < 0 or shape[axis] == 1)
+    # The op gets the number of this rank's rows in place of the number of all rows.
     sizes = replace_size(node.read_sizes(sizes_input), need.axis, need.rows)
     sizes_need = find_need(node, sizes_input, sizes)
     return node.decide([sizes_need] if sizes_input == 0 else [WHOLE, sizes_need], shard(*need.layout))

@@ -51,6 +51,8 @@ class SearchLoop:
     3. `_poll_trials` takes it out when it ends or pauses; `_end_trial` records the outcome and tells the engine.
 
     Args:
+        spec: the space of configurations and the objective, from the user's file.
+        backend: starts trials, as processes of this machine or as jobs.
         slots: the resources of the concurrent trials; one trial runs in each.
     """
 
