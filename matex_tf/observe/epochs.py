@@ -25,8 +25,8 @@ class Source:
     Args:
         name: for messages.
         batches: the number of batches of a pass, from its length; 0 if unknown.
-        scale: the number of batches of the script alone that each batch stands for: with weak scaling, one for each
-            rank.
+        scale: the number of batches of the script alone that each batch stands for: with weak scaling, in which each
+            rank takes a batch of the script of its own, one for each rank that trains.
     """
 
     def __init__(self, name: str, batches: int = 0, scale: int = 1):

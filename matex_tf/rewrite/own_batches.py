@@ -47,13 +47,16 @@ def takes_rows(node: Node) -> bool:
 
 
 class OwnFeed:
-    """The `feeds.Feed` of own batches: it decides on the ops whose input is an iterator over a rank's own data."""
+    """The `feeds.Feed` of own batches: it decides on the ops whose input is an iterator over a rank's own data.
+
+    A `Decision` has the placements of an op's inputs and outputs, and `emit`, which creates the ops in the copy.
+    """
 
     def place_batch(self, node: Node, is_sliced: bool) -> Decision:
         """is_sliced: the op returns this rank's rows; else the rows of all ranks, since ranks divide another batch."""
         outputs = node.op.outputs
         check_components([(tensor.dtype, tensor.shape) for tensor in outputs])
-        if any(tensor.shape.as_list()[0] is not None for tensor in outputs):
+        if any(tensor.shape.as_list()[0] is not None for tensor in outputs):  # the number of rows is fixed
             raise OwnRowsError("its trace, made before the call, holds the number of one rank's rows")
 
         def emit(copy: Any, handle: Any) -> list[Any]:
@@ -102,7 +105,7 @@ def take_own_rows(make_own_slice: Any, kind: str, handle: Any, outputs: Sequence
         raises the end-of-data error. The copy raises this error once no rank has a batch.
     handle: the input of the script's op, an optional or an iterator.
     outputs: the components of the batch, tensors or specs.
-    make_own_slice: see `emit.Copy`.
+    make_own_slice: returns the `OwnRows`, from the components and whether this rank has a batch. Collective.
     """
     specs = {"output_types": [each.dtype for each in outputs], "output_shapes": [each.shape for each in outputs]}
     is_optional = kind == "OptionalGetValue"

@@ -24,7 +24,13 @@ _OTHER_SLICE = "a batch was prepared for another slice than its step takes; plea
 
 
 class StepFeed:
-    """The shared batches of one input of a step, which stands for an iterator or dataset of whole batches.
+    """The shared batches of one input of a step, a tensor (handle) that stands for an iterator or dataset of batches.
+
+    Args:
+        dealer: makes batches of the iterator's elements. Each call sets the dealer of the iterator that it takes.
+        watch: keeps some batches, to compare them between ranks after the call.
+        slice_ratios: the relative sizes of the ranks' slices; None if all slices are equal.
+        place: names the step in messages.
 
     placement: the placement of the input, which has the feed.
     """
@@ -40,13 +46,15 @@ class StepFeed:
         """The handle of elements that a copy takes in place of this handle of whole batches, in the next call."""
         dealt = find_dealt(handle)
         self._dealer = dealt.dealer
+        # The rank begins to prepare the rows of its slice.
         self._dealer.work_on(None if self._slice_ratios is None else self._slice_ratios.list_ratios())
         return dealt.handle
 
     def _take(self, copy: Any, element: list[Any]) -> tuple[list[Any], Slice]:
         """This rank's rows of the batch of an element, and its slice; in a graph."""
-        # The element: its numbers, the rows from `first` to `first + count` of the batch, the ticket.
-        first, count, total = element[:3]  # see `batches.NUMBERS`
+        # The element: `NUMBERS` scalars, the batch's rows from `first` to `first + count`, the ticket. `total` is the
+        # number of rows of the batch.
+        first, count, total = element[:3]
         end = NUMBERS + len(self._are_rows)
         prepared, ticket, dealer = element[NUMBERS:end], element[end:], self._dealer
         # The slice that the step takes. All components must have equally many rows.
@@ -57,7 +65,7 @@ class StepFeed:
         total = slices.require(is_even, [slices.UNEVEN, counts], total)
         batch_slice = slices.make_slice_of_rows(total, self._slice_ratios)
         slice_end = batch_slice.first + batch_slice.count
-        # The rows of this slice have been prepared, or are made from the ticket.
+        # The rows of this slice have been prepared. If not, because slice ratios changed, the ticket makes them.
         are_prepared = (first <= batch_slice.first) & (slice_end <= first + count)
 
         def cut_rows() -> list[Any]:
