@@ -59,9 +59,10 @@ def _wrap_update(list_updated: Callable[[Any, list[Any], Any], Iterable[Any]]) -
             if not tf.executing_eagerly() or not agreement.is_watched():
                 return original(self, *args, **kwargs)
             call = signature.bind(self, *args, **kwargs)
-            call.arguments[first] = items = list(call.arguments[first])  # an iterator can be read only once
+            # The argument may be an iterator, which can be read only once.
+            call.arguments[first] = items = list(call.arguments[first])
             updated = list(list_updated(self, items, call.arguments.get(second)))
-            events.updates_eagerly(self)
+            events.updates_eagerly(self)  # an event: the optimizer is about to update
             result = original(*call.args, **call.kwargs)
             slots = getattr(self, "variables", [])
             agreement.agree_on_new([*updated, *(slots() if callable(slots) else slots)])

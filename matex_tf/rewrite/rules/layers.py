@@ -81,7 +81,7 @@ _LINEAR: list[tuple[str, str, str]] = [
     ("rows -> rows", "named by 2", "Roll"),
     ("rows, rows -> rows", "last", "Cross"),
 ]
-"""As `_TABLE`, for ops that are linear in the first input."""
+"""As `_TABLE`, for ops that are linear in the first input: of a partial sum, they also give a partial sum."""
 
 
 def _follow_table(takes: list[str], gives: list[str], mixes: Mixes, node: Node) -> Decision:

@@ -44,7 +44,10 @@ def split_texts(node: Node) -> Decision:
 
 @register_rule("RaggedTensorToTensor")
 def make_dense(node: Node) -> Decision:
-    """Rows of a fixed length, from values that are numbered by their rows."""
+    """Rows of a fixed length, from values that are numbered by their rows.
+
+    Inputs: the shape of the result, the values, the default, the number of rows, and the number of each value's row.
+    """
     require(list(node.read_attribute("row_partition_types")) == [b"FIRST_DIM_SIZE", b"VALUE_ROWIDS"])
     values, numbers = node.require_rows(1), node.require_rows(4)
     rows = require_known(numbers.index_rows)
@@ -53,9 +56,9 @@ def make_dense(node: Node) -> Decision:
     require(values.has_layout(numbers))
     require(node.get_placement(3).kind == SIZES and node.read_sizes(3) == (Size(rows),))
 
-    def emit(copy: Any, shape: Any, entries: Any, default: Any, count: Any, numbered: Any) -> list[Any]:
-        numbered -= tf.cast(copy.find_first(count), numbered.dtype)
-        return list(copy.create_op(node, [shape, entries, default, count, numbered]))
+    def emit(copy: Any, shape: Any, entries: Any, default: Any, count: Any, row_numbers: Any) -> list[Any]:
+        row_numbers -= tf.cast(copy.find_first(count), row_numbers.dtype)
+        return list(copy.create_op(node, [shape, entries, default, count, row_numbers]))
 
     return node.decide([WHOLE, None, WHOLE, None, None], shard(0, rows), emit=emit)
 
