@@ -396,6 +396,8 @@ def wrap_fchdir(original: Any) -> Any:
 
 
 def wrap_getcwd(original: Any) -> Any:
+    """For `os.getcwd`: a working folder in the private folder (`root`) is called by its path in the view."""
+
     def getcwd():
         folder, root = original(), overlay.get_own_view().root
         inside = not real_files.uses_real_files() and (folder == root or folder.startswith(root + os.sep))

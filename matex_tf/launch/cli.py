@@ -127,7 +127,7 @@ def run_script(ctx: click.Context, /, **_: Any) -> int:
     if not run.dry_run:
         run_options.check_target(run)
     record_folder = run.record or os.environ.get("MATEX_RECORD", "")
-    if run.live and not record_folder:
+    if run.live and not record_folder:  # also for --dry-run: the ranks get its name
         record_folder = str(run_folder.propose_folder(run_folder.name_target(run.target)))
         run = replace(run, record=record_folder)
     if run.dry_run:

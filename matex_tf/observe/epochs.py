@@ -78,7 +78,7 @@ def begin_fit(model: Any, callbacks: Any) -> None:
 def end_step(plan: Any) -> None:
     """A call of a step has ended. Within `fit`, a step of Keras has one or several batches (`steps_per_execution`)."""
     for model, source in _fits.items():
-        if plan.trained:
+        if plan.trained:  # the weights that the step changes
             source.end_batches(source.pass_batches + int(getattr(model, "steps_per_execution", None) or 1))
 
 

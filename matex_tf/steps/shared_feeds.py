@@ -38,6 +38,7 @@ class StepFeed:
     def __init__(self, dealer: Dealer, watch: BatchWatch, slice_ratios: slices.SliceRatios | None, place: str):
         self._dealer, self._watch, self._slice_ratios = dealer, watch, slice_ratios
         self._exchanger = RankExchanger(place)
+        # Of an element: the dtypes and shapes. Of a batch: which tensors have rows, and the padding values by tensor.
         self._specs, self._are_rows, self._pads = dealer.specs, dealer.are_rows, dict(dealer.pads)
         feed = SharedFeed(self._specs, self._are_rows, bool(self._pads), self._take)
         self.placement = Placement(REPLICATED, feed=feed)
@@ -57,12 +58,15 @@ class StepFeed:
         first, count, total = element[:3]
         end = NUMBERS + len(self._are_rows)
         prepared, ticket, dealer = element[NUMBERS:end], element[end:], self._dealer
-        # The slice that the step takes. All components must have equally many rows.
+        # All components must have equally many rows. An uneven batch is prepared whole, and `total` is the number of
+        # rows of its first component, so a larger `count` shows that another component is longer.
         with_rows = [tensor for tensor, has_rows in zip(prepared, self._are_rows) if has_rows]
         counts = tf.stack([tf.shape(tensor, tf.int64)[0] for tensor in with_rows])
         is_even = tf.reduce_all(tf.equal(counts, counts[0])) & (count <= total)
+        # The kept batch is opened after the call, by the dealer of that call.
         self._watch.keep_if_asked(element, lambda *tensors: self._dealer.open(tensors))
         total = slices.require(is_even, [slices.UNEVEN, counts], total)
+        # The slice that the step takes.
         batch_slice = slices.make_slice_of_rows(total, self._slice_ratios)
         slice_end = batch_slice.first + batch_slice.count
         # The rows of this slice have been prepared. If not, because slice ratios changed, the ticket makes them.

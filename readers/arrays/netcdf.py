@@ -147,7 +147,10 @@ def _read_dimension(variable: Any, axis: int) -> Dimension:
 
 
 class _Variable(Variable):
-    """A variable of numbers. The library masks missing values; a `_plain_fill` is replaced by NaN here, faster."""
+    """A variable of numbers, with samples along `axis`. `arrangement` brings them into the order of the first file.
+
+    The library masks missing values; a `_plain_fill` is replaced by NaN here, faster.
+    """
 
     def __init__(self, owner: NetCdf, path: Path, name: str, variable: Any):
         kind = "numbers of rows of different lengths (VLEN)" if isinstance(variable.datatype, netCDF4.VLType) else ""

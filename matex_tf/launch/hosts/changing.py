@@ -62,7 +62,8 @@ class Changes:
     ) -> Attempt:
         """The next attempt: `attempt`, which the ranks left at the time `left_at`, with `change`.
 
-        `make_attempt` is called for a change that undoes no other change, and returns the new attempt.
+        If the change undoes the last one, the attempt before that one is made again. If it drops a rank of a host that
+        is not listed, nothing changes. Else `make_attempt` returns the new attempt.
         """
         last = self._last
         self.forget_last()
