@@ -38,7 +38,7 @@ def _wrap_gradient(original: Any) -> Any:
             gradients.note_gradients(result, sources)
         elif agreement.is_watched():
             trained = [leaf for leaf in tf.nest.flatten(sources) if hasattr(find_tf_variable(leaf), "assign")]
-            if trained:
+            if trained:  # if ranks began with different weights, all get rank 0's weights and gradients now
                 return whole_code.finish_gradients(self, result, trained)
         return result
 

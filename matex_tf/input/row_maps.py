@@ -32,8 +32,7 @@ def read_records(dataset: Any, indexed: records.Records) -> Deferred:
 def map_rows(dataset: Any, inner: Deferred) -> Deferred:
     """A map of the rows `inner`: its front runs on the tickets, before batching; the rest is work.
 
-    A tensor of a row is either computed from the ticket, or it is a tensor of the ticket itself. `passed` has, for each
-    tensor of a row, the index of that tensor in the ticket; None if it is computed.
+    `passed`: for each tensor of a row, the index of the equal tensor in the ticket; None if work computes the tensor.
     """
     split = Split(dataset._map_func.function)
     causes = (*inner.causes, *map(advice.explain_op, split.ordered))
@@ -44,7 +43,7 @@ def map_rows(dataset: Any, inner: Deferred) -> Deferred:
     # what the back takes: there is a front, and `inner` has no work, which would need the ticket of `inner`.
     keeps_ticket = inner.is_work or split.front is None
 
-    def compute(ticket: Tensors, no_slice: None) -> Tensors:  # of a row, which has no slice
+    def compute(ticket: Tensors, no_slice: None) -> Tensors:  # a row has no slice
         if not keeps_ticket:
             return split.build_back(ticket)
         row = inner.compute(ticket[:ticket_size], no_slice)
@@ -57,8 +56,7 @@ def map_rows(dataset: Any, inner: Deferred) -> Deferred:
         """The index, in the new ticket, of the tensor that the back takes as input `index`; None if it is computed."""
         if index is None or not keeps_ticket:
             return index
-        # The back takes inputs of the map, then the front's results, which follow the ticket of `inner`.
-        is_input = index < input_count
+        is_input = index < input_count  # else a result of the front, which follows the ticket of `inner`
         return inner.passed[split.back_takes[index]] if is_input else index - input_count + ticket_size
 
     spec = dataset._map_func.output_structure
@@ -79,7 +77,7 @@ def _run_front(inner: Deferred, split: Split, dataset: Any) -> Any:
 
     def run(*element: Any) -> Any:
         ticket = flatten_element(inner.tickets.element_spec, element)
-        inputs = [None if index is None else ticket[index] for index in inner.passed]
+        inputs = [None if index is None else ticket[index] for index in inner.passed]  # None: computed, later
         before = ticket if inner.is_work else [inputs[index] for index in split.back_takes]
         return *before, *split.build_front(inputs)
 

@@ -49,7 +49,8 @@ def takes_rows(node: Node) -> bool:
 class OwnFeed:
     """The `feeds.Feed` of own batches: it decides on the ops whose input is an iterator over a rank's own data.
 
-    A `Decision` has the placements of an op's inputs and outputs, and `emit`, which creates the ops in the copy.
+    A `Decision` has the placements of an op's inputs and outputs, and `emit`, which creates the ops in the copy. WHOLE:
+    every rank has the complete tensor. BATCH: each rank has its rows.
     """
 
     def place_batch(self, node: Node, is_sliced: bool) -> Decision:
@@ -73,12 +74,14 @@ class OwnFeed:
 
         def emit(copy: Any, optional: Any) -> list[Any]:
             has_batch = tf.cast(tf.raw_ops.OptionalHasValue(optional=optional), tf.int32)
+            # `of_all`: ranks without rows take part, too.
             (has_any,) = copy.exchanger.exchange([Request("max", has_batch)], copy.batch_slice.of_all())
             return [tf.cast(has_any, tf.bool)]
 
         return Decision([WHOLE], [WHOLE], emit, communicates=True)
 
     def place_other(self, node: Node, placement: Placement) -> Decision:
+        """Decide on another op with an iterator, dataset or optional of this `placement` as input."""
         if node.type == "MakeIterator":  # (dataset, iterator): the iterator gets the placement of the dataset
             node.inputs[1].placement = placement
         if takes_rows(node):
