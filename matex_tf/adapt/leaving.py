@@ -28,7 +28,7 @@ _reported: set[str] = set()
 
 def find_fit() -> Fit | None:
     """The call of `fit` that ranks may leave; None if no program would start them again, or if no state is kept."""
-    chosen = settings.get_settings()
+    chosen = settings.get_settings()  # `proof`: the folder in which ranks and `matex run` exchange files; "": none
     return fit_state.find_current() if chosen.adapt == "ranks" and chosen.proof else None
 
 

@@ -80,7 +80,7 @@ class Rescue:
         The slot of a lost rank 0 has its own metrics only, so a new rank 0 adds the metrics of all lost ranks.
         """
         assert self._turns is not None
-        self._turns.is_outdated = True
+        self._turns.is_outdated = True  # the next epoch makes a new store
         # Ranks were renumbered: `membership.survivors` has the former numbers, which are indices of `self._ranks`.
         self._lost.update(rank for index, rank in enumerate(self._ranks) if index not in membership.survivors)
         # `find_losses` of some rank has reported the losses that the store knows. `elastic` reports the other ones.

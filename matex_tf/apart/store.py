@@ -47,7 +47,7 @@ def make_store(size: int, batches: int, parts: int) -> bool:
 
     size: the bytes that ranks share.
     batches: the maximum number of batches in an epoch.
-    parts: the number of additions in a step.
+    parts: the number of additions in a step, by which it changes the shared variables.
     """
     exists, c = ctypes.c_int(), ops.get_library().c
     with objects.start_exchange("making the memory in which ranks train together"):

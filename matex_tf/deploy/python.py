@@ -176,6 +176,7 @@ def launch(
     target = [os.fspath(script), *arguments.check_words("launch", "args", args)]
     if ranks is not None:
         arguments.check_whole_number("launch", "ranks", ranks)
+    # The pods of Kubernetes need not see the files of this machine: the script may be in their image.
     if not isinstance(cluster, Kubernetes) and not os.path.isfile(target[0]):
         raise FileNotFoundError(f"there is no file {target[0]} in {os.getcwd()}")
     run_options, variables = _list_run_options(adapt, strategy, elastic, run), _check_variables(env)

@@ -158,7 +158,9 @@ def _make_query_error(command: str, text: str) -> JobError:
 
 
 def find_state(job: Job) -> State:
-    """The state of the job.
+    """The state of the job: from `scontrol`, or from `_find_ended_state` if `scontrol` no longer knows the job.
+
+    The state of a job array is combined from its tasks, each of which has a folder.
 
     Raises:
         JobError: this machine belongs to no cluster.
@@ -167,7 +169,7 @@ def find_state(job: Job) -> State:
     # The user's SLURM_TIME_FORMAT may differ.
     answer = _ask("scontrol", "show", "job", job.id, env={**os.environ, "SLURM_TIME_FORMAT": "standard"})
     is_unknown = _UNKNOWN in answer.stderr + answer.stdout
-    tasks = arrays.list_folders(job.folder)  # of a job array; empty for another job
+    tasks = arrays.list_folders(job.folder)  # empty unless the job is an array
     if tasks and (answer.returncode == 0 or is_unknown):
         return arrays.combine_states(slurm_messages.read_states(answer.stdout), tasks)
     state = slurm_messages.read_state(answer.stdout) if answer.returncode == 0 else None

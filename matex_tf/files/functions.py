@@ -75,6 +75,7 @@ def find_real_path(path: Any, mode: str | None, creates_more_files: bool = False
         if mode == "r+" and not view.exists(key):
             return view.locate_real(key)  # no file is there, so that the library reports the error
         place = view.prepare_write(key, keep=mode != "w", exclusive=mode in ("x", "w-"))
+        # The library creates the files later, at a time that the view does not learn.
         view.stop_caching(os.path.dirname(key) if creates_more_files else key)
         return place
 
@@ -98,7 +99,10 @@ def wrap_argument(name: str, convert: Callable[[Any], Any]) -> Any:
 
 
 def _ask_steadily(ask: Any, drop: Any = None) -> Any:
-    """`Layers.ask_until_steady`, or one call if this thread uses the real files."""
+    """`ask()`, again if rank 0 wrote notes meanwhile (`Layers.ask_until_steady`); once if the thread uses real files.
+
+    drop: closes an outdated answer.
+    """
     return ask() if real_files.uses_real_files() else overlay.get_own_view().ask_until_steady(ask, drop)
 
 
@@ -371,8 +375,8 @@ def wrap_chdir(original: Any) -> Any:
             if key is None:
                 return original(path)
             with real_files.use_real_files():
-                if not view.is_own(key) or os.path.isdir(key):
-                    return original(key)  # on the disk if the folder is there, also for code outside Python
+                if not view.is_own(key) or os.path.isdir(key):  # not in the upper layer, or on the disk, too
+                    return original(key)  # on the disk, also for code outside Python
                 view.stop_caching(key)  # a process that is started there may create files
                 return original(view.locate_upper(key))
         finally:
@@ -392,6 +396,8 @@ def wrap_fchdir(original: Any) -> Any:
 
 
 def wrap_getcwd(original: Any) -> Any:
+    """For `os.getcwd`: a working folder in the private folder (`root`) is called by its path in the view."""
+
     def getcwd():
         folder, root = original(), overlay.get_own_view().root
         inside = not real_files.uses_real_files() and (folder == root or folder.startswith(root + os.sep))

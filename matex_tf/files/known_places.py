@@ -103,7 +103,7 @@ class KnownPlaces:
     def find_place(self, path: str) -> str | None:
         """The real location of `path`, possibly `path` itself; None if both layers must be searched."""
         head, sep, name = path.rpartition(os.sep)
-        places = self._get_places(head or sep)
+        places = self._get_places(head or sep)  # "/" for "/name", "" (the working folder) for "name"
         return None if places is None else places.get(name, path)
 
     def is_untouched(self, folder: str) -> bool:
@@ -128,6 +128,7 @@ class KnownPlaces:
             key = self._key_of(head or os.curdir)
             if key is not None and self._is_elsewhere(head or os.curdir, key):
                 return None
+            # Without a key, the view does not handle the folder: all its files are on the disk.
             places: Places | None = {} if key is None else self._by_key.get(key)
             if key is not None and places is None:
                 places = self._places_in(key)

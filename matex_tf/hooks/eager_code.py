@@ -38,7 +38,7 @@ def _wrap_gradient(original: Any) -> Any:
             gradients.note_gradients(result, sources)
         elif agreement.is_watched():
             trained = [leaf for leaf in tf.nest.flatten(sources) if hasattr(find_tf_variable(leaf), "assign")]
-            if trained:
+            if trained:  # if ranks began with different weights, all get rank 0's weights and gradients now
                 return whole_code.finish_gradients(self, result, trained)
         return result
 
@@ -59,9 +59,10 @@ def _wrap_update(list_updated: Callable[[Any, list[Any], Any], Iterable[Any]]) -
             if not tf.executing_eagerly() or not agreement.is_watched():
                 return original(self, *args, **kwargs)
             call = signature.bind(self, *args, **kwargs)
-            call.arguments[first] = items = list(call.arguments[first])  # an iterator can be read only once
+            # The argument may be an iterator, which can be read only once.
+            call.arguments[first] = items = list(call.arguments[first])
             updated = list(list_updated(self, items, call.arguments.get(second)))
-            events.updates_eagerly(self)
+            events.updates_eagerly(self)  # an event: the optimizer is about to update
             result = original(*call.args, **call.kwargs)
             slots = getattr(self, "variables", [])
             agreement.agree_on_new([*updated, *(slots() if callable(slots) else slots)])

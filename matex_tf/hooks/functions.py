@@ -40,9 +40,10 @@ def _wrap_call(original: Any) -> Any:
         if not tf.executing_eagerly():  # a call within another function is a part of that step
             return original(self, *args, **kwargs)
         args, kwargs = _give_whole(args, kwargs)
-        is_recorded = record.could_possibly_record()
+        is_recorded = record.could_possibly_record()  # by a gradient tape
         runs_eagerly = tf.config.functions_run_eagerly()
-        # Ranks share no call that runs op by op. Of calls that a tape records, they share none that XLA compiles.
+        # Ranks share no call that runs op by op. Of calls that a tape records, they share none that XLA compiles, and
+        # none if the setting `eager` forbids it.
         if runs_eagerly or (is_recorded and (self._jit_compile or not first_calls.may_be_shared())):
             return function_calls.call_whole(original, self, args, kwargs)
         return function_calls.call_function(original, self, args, kwargs, is_recorded)
@@ -57,7 +58,7 @@ def _wrap_concrete_call(original: Any) -> Any:
     from tensorflow.python.eager import record
 
     def __call__(self, *args, **kwargs):
-        # A function without a type was made of a graph of `tf.compat.v1`.
+        # A function without a type was made of a graph of `tf.compat.v1`. A function of the library itself is no step.
         if not tf.executing_eagerly() or self.function_type is None or own_functions.is_own(self):
             return original(self, *args, **kwargs)
         args, kwargs = _give_whole(args, kwargs)
@@ -74,9 +75,9 @@ def _give_whole(args: Any, kwargs: Any) -> tuple[Any, Any]:
     """
 
     def give(argument: Any) -> Any:
-        is_shared = isinstance(argument, tf.data.Dataset) and not shard_arrays.is_shard(argument)
-        return shared_batches.give_whole(argument) if is_shared else argument
+        may_be_shared = isinstance(argument, tf.data.Dataset) and not shard_arrays.is_shard(argument)
+        return shared_batches.give_whole(argument) if may_be_shared else argument
 
-    if not agreement.is_watched():
+    if not agreement.is_watched():  # another thread of the script, or a rank that computes alone
         return args, kwargs
     return tuple(map(give, args)), {name: give(value) for name, value in kwargs.items()}

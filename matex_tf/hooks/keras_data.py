@@ -140,7 +140,7 @@ def _wrap_source(original: Any) -> Any:
     signature = inspect.signature(original)
 
     def __init__(*args, **kwargs):
-        kind, _state.kind = getattr(_state, "kind", ""), ""
+        kind, _state.kind = getattr(_state, "kind", ""), ""  # further data of the call are not its own (`_call_kind`)
         call = signature.bind(*args, **kwargs)
         if world.is_active() and not own_data.is_alone() and kind != "predict":
             events.ranks_meet("preparing data for Keras")

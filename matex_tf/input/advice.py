@@ -22,6 +22,7 @@ _INTERLEAVES, _READERS = ("FlatMap", "Interleave", "ParallelInterleave"), ("TFRe
 _UNINDEXED = ("Csv", "Load", "Sql")
 """Steps that read files whose records are not indexed."""
 
+# A step that reads files which are not indexed is looked up as "STEP: REASON".
 OF_STEPS = (
     ("a generator", "`Dataset.range(n)` and a map that makes element i"),
     ("a cache in a file", "`cache()` in memory, or `matex_tf.readers.DataSet`"),
@@ -52,7 +53,7 @@ OF_OPS = (
     (".*", "ops without effects"),
 )
 """For each step or type of op (a regular expression, of which the first match counts), its replacement."""
-NO_BATCHES = OF_OPS[0][0]
+NO_BATCHES = OF_OPS[0][0]  # "elements that are no batches"
 CACHED_VARIABLES = "a map that reads variables, and whose results are cached"
 _COMPOSITE = {"RaggedTensorSpec": "ragged elements", "SparseTensorSpec": "sparse elements"}
 
@@ -79,14 +80,14 @@ def explain_op(op: str) -> str:
 
 
 def explain_step(dataset: Any, reason: str = "") -> list[str]:
-    """Text on a step, because of which every rank does all work before and in the step; none if there is no work.
+    """Text on a step, because of which every rank does all work before and in the step; [] if there is no work.
 
     reason: why the records that the step reads are not indexed; "" if it reads none.
     """
     name = name_step(dataset)
-    if name == "FlatMap" and "GeneratorDataset" in _list_types(dataset):
+    if name == "FlatMap" and "GeneratorDataset" in _list_types(dataset):  # `from_generator`
         name, reason = "a generator", ""
-    elif name == "Cache":
+    elif name == "Cache":  # a cache in memory is no obstacle (`splitting`)
         name = "a cache in a file"
     elif not reason and not _has_work(dataset):
         return []

@@ -30,7 +30,10 @@ def read_records(dataset: Any, indexed: records.Records) -> Deferred:
 
 
 def map_rows(dataset: Any, inner: Deferred) -> Deferred:
-    """A map of the rows `inner`: its front runs on the tickets, before batching; the rest is work."""
+    """A map of the rows `inner`: its front runs on the tickets, before batching; the rest is work.
+
+    `passed`: for each tensor of a row, the index of the equal tensor in the ticket; None if work computes the tensor.
+    """
     split = Split(dataset._map_func.function)
     causes = (*inner.causes, *map(advice.explain_op, split.ordered))
     if any(inner.passed[index] is None for index in split.front_takes):  # the front needs results of the work
@@ -40,7 +43,7 @@ def map_rows(dataset: Any, inner: Deferred) -> Deferred:
     # what the back takes: there is a front, and `inner` has no work, which would need the ticket of `inner`.
     keeps_ticket = inner.is_work or split.front is None
 
-    def compute(ticket: Tensors, no_slice: None) -> Tensors:
+    def compute(ticket: Tensors, no_slice: None) -> Tensors:  # a row has no slice
         if not keeps_ticket:
             return split.build_back(ticket)
         row = inner.compute(ticket[:ticket_size], no_slice)
@@ -53,7 +56,7 @@ def map_rows(dataset: Any, inner: Deferred) -> Deferred:
         """The index, in the new ticket, of the tensor that the back takes as input `index`; None if it is computed."""
         if index is None or not keeps_ticket:
             return index
-        is_input = index < input_count
+        is_input = index < input_count  # else a result of the front, which follows the ticket of `inner`
         return inner.passed[split.back_takes[index]] if is_input else index - input_count + ticket_size
 
     spec = dataset._map_func.output_structure
@@ -74,7 +77,7 @@ def _run_front(inner: Deferred, split: Split, dataset: Any) -> Any:
 
     def run(*element: Any) -> Any:
         ticket = flatten_element(inner.tickets.element_spec, element)
-        inputs = [None if index is None else ticket[index] for index in inner.passed]
+        inputs = [None if index is None else ticket[index] for index in inner.passed]  # None: computed, later
         before = ticket if inner.is_work else [inputs[index] for index in split.back_takes]
         return *before, *split.build_front(inputs)
 

@@ -37,8 +37,6 @@ LAZY_COMMANDS = {
     "top": "matex_tf.launch.monitoring.command:show_top",
     "report": "matex_tf.launch.monitoring.command:write_report",
 }
-
-
 _HELP = ["-h", "--help"]
 
 
@@ -129,7 +127,7 @@ def run_script(ctx: click.Context, /, **_: Any) -> int:
     if not run.dry_run:
         run_options.check_target(run)
     record_folder = run.record or os.environ.get("MATEX_RECORD", "")
-    if run.live and not record_folder:
+    if run.live and not record_folder:  # also for --dry-run: the ranks get its name
         record_folder = str(run_folder.propose_folder(run_folder.name_target(run.target)))
         run = replace(run, record=record_folder)
     if run.dry_run:
@@ -215,6 +213,7 @@ def _start_ranks(run: Run, report: Callable[[str], None]) -> int:
     shared_folder = run_options.choose_shared(run, os.environ)  # a folder that all hosts see; None: one host only
     is_resumable = bool(run.restarts) or "MATEX_STATE" in os.environ
     run = run_options.settle_strategy(run, os.environ) if is_resumable else run
+    # The hosts. With `--adapt=ranks`, host files are read again during the run, for hosts that come and go.
     places = Places(Attempt(run.ranks, run.options), command_line.find_mpirun(), follows_files=run.adapt == "ranks")
     if is_resumable:
         return restarts.RestartedRun(

@@ -74,7 +74,7 @@ def note_epoch(epoch: int, params: Mapping[str, Any], logs: Mapping[str, Any] | 
         )
 
 
-def note_loss(became_first: bool) -> None:
+def note_loss(became_first: bool) -> None:  # a listener of `events.world_changed`
     """Record that ranks were lost. The other ranks continue to write their files."""
     note_event(f"a rank was lost; {world.get_world().size} ranks go on without it")
 
@@ -170,7 +170,7 @@ class Recorder:
         line: dict[str, Any] = {**self.machine.take_sample(), **self.gpus.take_sample()}
         line["up"], line["rows"] = ops.count_completed(_GRADIENTS), ops.count_global_rows()
         compute = waiting = sums = steps = 0
-        for totals in records.read_totals():
+        for totals in records.read_totals():  # `exposed`: time that computation does not hide
             compute += totals.compute
             waiting += totals.meet + totals.exposed_wait
             sums += totals.exposed + totals.collectives

@@ -25,8 +25,8 @@ class Source:
     Args:
         name: for messages.
         batches: the number of batches of a pass, from its length; 0 if unknown.
-        scale: the number of batches of the script alone that each batch stands for: with weak scaling, one for each
-            rank.
+        scale: the number of batches of the script alone that each batch stands for: with weak scaling, in which each
+            rank takes a batch of the script of its own, one for each rank that trains.
     """
 
     def __init__(self, name: str, batches: int = 0, scale: int = 1):
@@ -78,7 +78,7 @@ def begin_fit(model: Any, callbacks: Any) -> None:
 def end_step(plan: Any) -> None:
     """A call of a step has ended. Within `fit`, a step of Keras has one or several batches (`steps_per_execution`)."""
     for model, source in _fits.items():
-        if plan.trained:
+        if plan.trained:  # the weights that the step changes
             source.end_batches(source.pass_batches + int(getattr(model, "steps_per_execution", None) or 1))
 
 

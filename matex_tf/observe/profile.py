@@ -38,8 +38,9 @@ def start_profile() -> None:
     if not settings.get_settings().profile:
         return
     chosen = settings.get_settings().overlap
-    link = records.measure_transfer(chosen == "on" or (chosen == "auto" and overlap.is_usual()))
-    measured = records.get_last_measurement()
+    updates_overlap = chosen == "on" or (chosen == "auto" and overlap.is_usual())
+    link = records.measure_transfer(updates_overlap)
+    measured = records.get_last_measurement()  # the same two numbers, and whether other work disturbed the measurement
     disturbed = measured is not None and measured[2]
     if settings.get_settings().timeline == "":  # a timeline also records totals
         records.set_recording(records.TOTALS)

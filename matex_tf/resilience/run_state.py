@@ -86,7 +86,7 @@ class Run:
         """
         me, folder, error = world.get_world(), None, None
         try:
-            if self.writer is not None:  # a loss repeats this call
+            if self.writer is not None:  # `attempt_collectives` repeats this call if a rank is lost
                 folder = self.writer.folder
             elif me.rank == 0:
                 folder = state_files.Folder(self.path)

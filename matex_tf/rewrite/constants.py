@@ -1,6 +1,7 @@
 """Constant folding: finds values that are fixed before the graph runs, such as the axes and shapes that rules need.
 
-An op that makes a few integers or booleans of known values is run while the graph is read (`evaluate`).
+An op that makes a few integers or booleans of known values is run while the graph is read (`evaluate`); a few are up to
+`MAX_TRACKED`. A `Node` is an op of the script's graph, a `Value` one of its tensors.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def find_constants(node: Node) -> None:
 
 
 def note_sizes(value: Value) -> None:
-    """Turn the sizes in the placement of a value into its constant, if all of them are fixed."""
+    """For a value that holds sizes, such as a shape: make its constant of them, if all of them are fixed."""
     numbers = [size.value for size in value.placement.sizes]
     shape = value.tensor.shape
     if None not in numbers and shape.rank in (0, 1) and value.constant is None:
@@ -103,6 +104,6 @@ def _is_foldable(node: Node) -> bool:
             return False
     if not node.inputs or any(value.dtype.name not in _FOLDED for value in node.outputs) or node.op.op_def is None:
         return False
-    if node.op.op_def.is_stateful or node.type in FLOW:
+    if node.op.op_def.is_stateful or node.type in FLOW:  # FLOW: branches and loops of tf.compat.v1
         return False
     return all((value.tensor.shape.num_elements() or MAX_TRACKED + 1) <= MAX_TRACKED for value in node.outputs)

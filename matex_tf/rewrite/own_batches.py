@@ -47,13 +47,17 @@ def takes_rows(node: Node) -> bool:
 
 
 class OwnFeed:
-    """The `feeds.Feed` of own batches: it decides on the ops whose input is an iterator over a rank's own data."""
+    """The `feeds.Feed` of own batches: it decides on the ops whose input is an iterator over a rank's own data.
+
+    A `Decision` has the placements of an op's inputs and outputs, and `emit`, which creates the ops in the copy. WHOLE:
+    every rank has the complete tensor. BATCH: each rank has its rows.
+    """
 
     def place_batch(self, node: Node, is_sliced: bool) -> Decision:
         """is_sliced: the op returns this rank's rows; else the rows of all ranks, since ranks divide another batch."""
         outputs = node.op.outputs
         check_components([(tensor.dtype, tensor.shape) for tensor in outputs])
-        if any(tensor.shape.as_list()[0] is not None for tensor in outputs):
+        if any(tensor.shape.as_list()[0] is not None for tensor in outputs):  # the number of rows is fixed
             raise OwnRowsError("its trace, made before the call, holds the number of one rank's rows")
 
         def emit(copy: Any, handle: Any) -> list[Any]:
@@ -70,12 +74,14 @@ class OwnFeed:
 
         def emit(copy: Any, optional: Any) -> list[Any]:
             has_batch = tf.cast(tf.raw_ops.OptionalHasValue(optional=optional), tf.int32)
+            # `of_all`: ranks without rows take part, too.
             (has_any,) = copy.exchanger.exchange([Request("max", has_batch)], copy.batch_slice.of_all())
             return [tf.cast(has_any, tf.bool)]
 
         return Decision([WHOLE], [WHOLE], emit, communicates=True)
 
     def place_other(self, node: Node, placement: Placement) -> Decision:
+        """Decide on another op with an iterator, dataset or optional of this `placement` as input."""
         if node.type == "MakeIterator":  # (dataset, iterator): the iterator gets the placement of the dataset
             node.inputs[1].placement = placement
         if takes_rows(node):
@@ -102,7 +108,7 @@ def take_own_rows(make_own_slice: Any, kind: str, handle: Any, outputs: Sequence
         raises the end-of-data error. The copy raises this error once no rank has a batch.
     handle: the input of the script's op, an optional or an iterator.
     outputs: the components of the batch, tensors or specs.
-    make_own_slice: see `emit.Copy`.
+    make_own_slice: returns the `OwnRows`, from the components and whether this rank has a batch. Collective.
     """
     specs = {"output_types": [each.dtype for each in outputs], "output_shapes": [each.shape for each in outputs]}
     is_optional = kind == "OptionalGetValue"

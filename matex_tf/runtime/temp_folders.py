@@ -65,9 +65,9 @@ def make_folder(prefix: str, folder: str | os.PathLike[str]) -> tuple[str, int]:
 
 
 def remove_noted(folder: str | os.PathLike[str]) -> None:
-    """Remove this host's folders that the records in `folder` list, once their processes have ended.
+    """Remove the private folders of this host's ranks, which the ranks' records in `folder` list, once the ranks end.
 
-    Waits for processes that were just killed. Folders of surviving processes remain.
+    Waits for ranks that were just killed. Folders of surviving ranks remain.
     """
     until = time.monotonic() + _MAX_WAIT
     records = (record for record in rank_records.read_records(folder) if record.host == socket.gethostname())

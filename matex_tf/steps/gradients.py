@@ -17,7 +17,7 @@ from matex_tf.rewrite import labels
 from matex_tf.rewrite.programs import Program
 
 _LABEL = "label of gradients"
-_FINITE = ("IsFinite", "IsInf", "IsNan")
+_FINITE = ("IsFinite", "IsInf", "IsNan")  # ops by which a step itself finds gradients that are not finite
 _count = itertools.count(1)
 
 
@@ -61,7 +61,10 @@ def are_checked(program: Program) -> bool:
 
 
 def name_sums(tensors: Sequence[Any], labels_of_sums: Sequence[Label | None]) -> tuple[list[str], list[int]]:
-    """Names and numbers of sums. The first sum of a variable gets the variable's number, any other sum 0."""
+    """Names and numbers of sums. The first sum of a variable gets the variable's number, any other sum 0.
+
+    By the number, the engine keeps what belongs to one gradient, such as the residual of its compression.
+    """
     numbers = [0 if label is None else label.number for label in labels_of_sums]
     numbers = [0 if number in numbers[:index] else number for index, number in enumerate(numbers)]
     names = [tensor.op.name if label is None else label.name for tensor, label in zip(tensors, labels_of_sums)]

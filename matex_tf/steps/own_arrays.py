@@ -1,6 +1,6 @@
 """Datasets of each rank's own rows, from its arrays or its dataset, with equally many batches on all ranks.
 
-The hooks of Keras' `fit`, `evaluate` and `predict` call it for arrays of `matex_tf.shard` and readers. Example: rank 0
+The hooks of Keras' `fit`, `evaluate` and `predict` make them of arrays of `matex_tf.shard` and readers. Example: rank 0
 has 6 rows, rank 1 has 2, and the script's batch size is 4. Each step takes 3 rows of rank 0 and 1 row of rank 1.
 """
 
@@ -18,13 +18,13 @@ from matex_tf.sharding import apportion, fingerprint, py_functions, shard_arrays
 from matex_tf.steps import own_data
 from matex_tf.world import world
 
-_EVEN = "as many batches as other ranks"
+_EVEN = "as many batches as other ranks"  # the tag of such a dataset
 
 
 def are_own(inputs: Any, name: str) -> bool:
     """Whether a structure of arrays, `name`, holds each rank's own rows. Collective.
 
-    Raises BatchError on every rank if the arrays do not, and differ between ranks.
+    Raises BatchError on every rank if the arrays are neither each rank's own rows nor equal on all ranks.
     """
     arrays = _list_arrays(inputs)
     return bool(arrays) and fingerprint.are_shares(arrays, name)
@@ -93,6 +93,7 @@ def make_dataset(inputs: Any, counts: Sequence[int], batch_size: int, shuffle: b
     rows_of_steps = [rows[rank] for rows in rows_of_ranks]
     bounds = np.cumsum([0, *rows_of_steps]).astype(np.int64)
     ranges = tf.data.Dataset.from_tensor_slices((bounds[:-1], bounds[1:]))
+    # `before_epoch` exchanges rows between ranks; None if each rank keeps its rows.
     read_rows, before_epoch = shard_batches.make_row_reader(_make_tuples(inputs), counts, dealt.reshuffle)
 
     def order(_: Any) -> Any:
@@ -104,6 +105,7 @@ def make_dataset(inputs: Any, counts: Sequence[int], batch_size: int, shuffle: b
 
     # In each epoch: the indices of this rank's rows, in one vector for each step; then these rows.
     chosen = tf.data.Dataset.range(1).map(order).flat_map(split_in_steps)
+    # `read_rows` may call Python functions, which then live as long as the dataset.
     dataset = py_functions.move_functions_to_dataset(lambda: chosen.map(read_rows, num_parallel_calls=tf.data.AUTOTUNE))
     dataset = dataset.apply(tf.data.experimental.assert_cardinality(steps)).prefetch(tf.data.AUTOTUNE)
     if before_epoch is not None:

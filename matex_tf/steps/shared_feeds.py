@@ -24,14 +24,18 @@ _OTHER_SLICE = "a batch was prepared for another slice than its step takes; plea
 
 
 class StepFeed:
-    """The shared batches of one input of a step, which stands for an iterator or dataset of whole batches.
+    """The shared batches of one input of a step, a tensor (handle) that stands for an iterator or dataset of batches.
 
+    dealer: makes batches of elements; each call sets the dealer of its own iterator.
+    watch: keeps some batches, which are compared between ranks after the call.
+    slice_ratios: the ratios of the ranks' slices; None: all slices are equal.
     placement: the placement of the input, which has the feed.
     """
 
     def __init__(self, dealer: Dealer, watch: BatchWatch, slice_ratios: slices.SliceRatios | None, place: str):
         self._dealer, self._watch, self._slice_ratios = dealer, watch, slice_ratios
         self._exchanger = RankExchanger(place)
+        # The dtypes and shapes of an element; which tensors of a batch have rows; padding values by index of tensor.
         self._specs, self._are_rows, self._pads = dealer.specs, dealer.are_rows, dict(dealer.pads)
         feed = SharedFeed(self._specs, self._are_rows, bool(self._pads), self._take)
         self.placement = Placement(REPLICATED, feed=feed)
@@ -40,24 +44,27 @@ class StepFeed:
         """The handle of elements that a copy takes in place of this handle of whole batches, in the next call."""
         dealt = find_dealt(handle)
         self._dealer = dealt.dealer
+        # It begins to prepare this rank's rows.
         self._dealer.work_on(None if self._slice_ratios is None else self._slice_ratios.list_ratios())
         return dealt.handle
 
     def _take(self, copy: Any, element: list[Any]) -> tuple[list[Any], Slice]:
         """This rank's rows of the batch of an element, and its slice; in a graph."""
-        # The element: its numbers, the rows from `first` to `first + count` of the batch, the ticket.
-        first, count, total = element[:3]  # see `batches.NUMBERS`
+        # `NUMBERS` scalars, the rows from `first` to `first + count` of a batch of `total` rows, and the ticket.
+        first, count, total = element[:3]
         end = NUMBERS + len(self._are_rows)
         prepared, ticket, dealer = element[NUMBERS:end], element[end:], self._dealer
-        # The slice that the step takes. All components must have equally many rows.
+        # All components must have equally many rows. An uneven batch is prepared whole: `count` rows of its longest
+        # component, but `total` of its first.
         with_rows = [tensor for tensor, has_rows in zip(prepared, self._are_rows) if has_rows]
         counts = tf.stack([tf.shape(tensor, tf.int64)[0] for tensor in with_rows])
         is_even = tf.reduce_all(tf.equal(counts, counts[0])) & (count <= total)
+        # `open` runs in each call, by the dealer of that call.
         self._watch.keep_if_asked(element, lambda *tensors: self._dealer.open(tensors))
         total = slices.require(is_even, [slices.UNEVEN, counts], total)
-        batch_slice = slices.make_slice_of_rows(total, self._slice_ratios)
+        batch_slice = slices.make_slice_of_rows(total, self._slice_ratios)  # the slice that the step takes
         slice_end = batch_slice.first + batch_slice.count
-        # The rows of this slice have been prepared, or are made from the ticket.
+        # Unless slice ratios have changed, the rows of this slice have been prepared.
         are_prepared = (first <= batch_slice.first) & (slice_end <= first + count)
 
         def cut_rows() -> list[Any]:

@@ -50,7 +50,8 @@ class _Command(click.Command):
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        # A first parse takes only the options before the script. It shows whether they name a search.
+        # A first parse takes only the options before the script, and shows whether they have --search or --resume. If
+        # not, and words follow the script, the real parse also takes options after the script.
         parsed, _, _ = self.make_parser(ctx).parse_args(list(args))
         script: Any = parsed.get("script")
         words = script if isinstance(script, (list, tuple)) else ()  # otherwise click's mark for a missing value
@@ -120,29 +121,29 @@ def tune_command(
     Each trial is `matex run` in a folder of its own; with --slurm, in a job of its own. Ctrl-C ends the trials; `matex
     tune --resume FOLDER` goes on.
     """
-    changed = {name: value for name, value in options.items() if value not in (None, ())}  # the options that are given
+    given = {name: value for name, value in options.items() if value not in (None, ())}  # the options that are given
     job_names = {field.name for field in fields(Slurm)} - {"run"}
-    job = {name: changed.pop(name) for name in list(changed) if name in job_names}
+    job = {name: given.pop(name) for name in list(given) if name in job_names}
     try:
         if resume:
             if script or database or folder:
                 raise click.UsageError("--resume FOLDER goes on as it was begun, without a script")
-            unchangeable = [name.replace("_", "-") for name in changed.keys() - {"trials", "parallel", "limit"}]
+            unchangeable = [name.replace("_", "-") for name in given.keys() - {"trials", "parallel", "limit"}]
             if as_jobs or unchangeable:
                 name = "slurm" if as_jobs else min(unchangeable)
                 raise click.UsageError(f"--resume goes on as it was begun, without --{name}")
             if space:
                 _check_space(space)
-                changed |= {"space": Path(space).read_text(encoding="utf-8"), "name": space}
-            return _run_and_report(Path(resume), {**changed, "slurm": job})
+                given |= {"space": Path(space).read_text(encoding="utf-8"), "name": space}
+            return _run_and_report(Path(resume), {**given, "slurm": job})
         target = ["-m", *script] if is_module else list(script)
         _check_target(target, space)
         if job and not as_jobs:
             raise click.UsageError(f"--{min(job).replace('_', '-')} goes with --slurm")
         if as_jobs:
-            changed |= _merge_job_options(changed.pop("run", ()), changed.get("ranks"), job)
+            given |= _merge_job_options(given.pop("run", ()), given.get("ranks"), job)
         try:
-            settings = Settings(**changed, source=os.getcwd(), name=str(space))
+            settings = Settings(**given, source=os.getcwd(), name=str(space))
         except ValueError as error:
             raise click.UsageError(str(error)) from None
         search_folder = setup.create_search(

@@ -94,8 +94,13 @@ def _is_whole(index: slice | np.ndarray) -> bool:
 
 
 def _find_axis(first: Sequence[Dimension], found: Sequence[Dimension], axis: int) -> int:
-    """The axis in `found` of the dimension `first[axis]`: the same axis if the two dimensions there have equal names,
-    or if one is unnamed; else the axis with its name; else the same axis, if both have coordinates to compare.
+    """The axis in `found` of the dimension `first[axis]`, by the first rule that applies:
+
+    1. The same axis, if the two dimensions there have equal names, or one is unnamed.
+    2. The axis with the same name.
+    3. The same axis, if `first` has no dimension of the other name, and both have coordinates to compare.
+
+    Raises DifferentDimensions if none applies.
     """
     one, other = first[axis], found[axis]
     found_names = [dimension.name for dimension in found]

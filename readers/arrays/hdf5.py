@@ -135,6 +135,8 @@ def _read_dimension(dataset: Any, axis: int) -> Dimension:
 
 
 class _Variable(Variable):
+    """A dataset of numbers, with samples along `axis`. `arrangement` brings them into the order of the first file."""
+
     def __init__(self, owner: Hdf5, path: Path, name: str, dataset: Any):
         if dataset.shape is None:
             raise ReaderError(f"{path}: expected numbers in {name!r}, found an empty dataset")

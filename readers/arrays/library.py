@@ -20,8 +20,9 @@ from typing import Any, TypeVar
 from matex_tf.readers.base.formats import ReaderError
 
 Result = TypeVar("Result")
-_MAX_SECONDS = 5.0  # CPU seconds of a call that opens a file, or reads and decodes a few megabytes of it
-_BYTES_A_SECOND = 20 << 20  # the slowest decompression, for calls that read more
+_MAX_SECONDS = 5.0  # CPU seconds of a call that opens a file, or reads up to `_LARGE_BYTES` of it
+_BYTES_A_SECOND = 20 << 20  # the slowest decompression, for the bytes beyond
+_LARGE_BYTES = 64 << 20  # calls that read more may take longer
 _CHECK_SECONDS = 0.5  # the time between checks of the worker's CPU time
 
 _one_at_a_time = threading.Lock()
@@ -53,7 +54,7 @@ def _close_dropped(close: Callable[[], None] | None = None, process_id: int | No
     """Close dropped files, also the file of `close`, which the process `process_id` has opened.
 
     If a library call is running, its caller closes them when the call ends. The garbage collector may call this
-    function at any moment, so it never waits for the lock.
+    function at any moment and on any thread, so it never waits for the lock, and the worker never waits for itself.
     """
     if close is not None and process_id == os.getpid():  # a forked child does not close its parent's files
         _dropped.append(close)
@@ -107,7 +108,7 @@ class _Worker(threading.Thread):
 
 def estimate_seconds(size: int) -> float:
     """The limit of CPU seconds for a call that reads `size` bytes."""
-    return _MAX_SECONDS + max(0, size - (64 << 20)) / _BYTES_A_SECOND
+    return _MAX_SECONDS + max(0, size - _LARGE_BYTES) / _BYTES_A_SECOND
 
 
 def call_library(action: Callable[[], Result], max_seconds: float | None = None) -> Result:

@@ -85,7 +85,10 @@ class NetCdf(Stack):
         return _make_text(self, path, name, found) if is_text else _Variable(self, path, name, found)
 
     def check_whole(self, file: Any, path: Path, name: str) -> None:
-        """As `Stack.check_whole`. Only a variable without chunks can refer to other files, so no other is checked."""
+        """Raises ReaderError if a file that the variable refers to is missing.
+
+        Only a variable without chunks can refer to other files, so no other is checked.
+        """
 
         def may_refer_to_files() -> bool:
             found = _find_stored(file, name) if file.disk_format == "HDF5" else None
@@ -144,7 +147,10 @@ def _read_dimension(variable: Any, axis: int) -> Dimension:
 
 
 class _Variable(Variable):
-    """A variable of numbers. The library masks missing values; a `_plain_fill` is replaced by NaN here, faster."""
+    """A variable of numbers, with samples along `axis`. `arrangement` brings them into the order of the first file.
+
+    The library masks missing values; a `_plain_fill` is replaced by NaN here, faster.
+    """
 
     def __init__(self, owner: NetCdf, path: Path, name: str, variable: Any):
         kind = "numbers of rows of different lengths (VLEN)" if isinstance(variable.datatype, netCDF4.VLType) else ""

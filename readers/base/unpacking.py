@@ -46,7 +46,7 @@ class Unpacking:
         self._own_files: list[Path] = []  # the temporary files of this rank
 
     def survey(self, ranks: Ranks) -> dict[Path, Path]:
-        """Decompress this rank's files. Returns their temporary files."""
+        """Decompress this rank's files: with n ranks on its host, each n-th file. Returns their temporary files."""
         local_ranks = [rank for rank, host in enumerate(ranks.hosts) if host == ranks.hosts[ranks.rank]]
         found = {}
         for index, path in enumerate(self._paths):

@@ -152,6 +152,14 @@ class Csv(TableFormat):
         return self._text.read_bytes(start, stop)
 
     def _settle_records(self, ranks: Ranks, found: Sequence[_Survey]) -> None:
+        """Join the ranks' results. The rows of this rank are one of three:
+
+        1. The rows of its survey, if all ranks have kept theirs and these are right.
+        2. If a rank's range began within quotes, or the count is wrong: rows that are read again, by their numbers.
+        3. None, if a rank could not keep its rows, so that no rank does. They are read when needed.
+
+        Raises ReaderError for an open quote, and an error of parsing.
+        """
         text, parts = self._text, [part for of_rank in found for part in of_rank.parts]
         self._records = records.join_parts(
             parts, 0, text.size, lambda begin, end: self._marks.remove_comments(text.read_bytes(begin, end)), text.ends
@@ -165,11 +173,10 @@ class Csv(TableFormat):
         parser, self._parser = self._parser, None
         counts = [of_rank.row_count for of_rank in found if of_rank.row_count is not None]
         if parser is None or len(counts) < len(found):
-            return  # a rank has not kept its rows, so no rank does
+            return
         is_count_wrong = sum(counts) != self._records.count and not any(of_rank.has_failed for of_rank in found)
         if self._records.ranges_within_quotes or is_count_wrong:
-            # The rows of a range that begins within quotes are wrong. Now the ends of all records are known, so every
-            # rank reads its rows again by their numbers. If only the count is wrong, this reading checks the number of
+            # Now the ends of all records are known. If only the count is wrong, this reading checks the number of
             # records of each block, and an error names the place.
             row_ranges = self.list_parts(ranks)
             counts = [stop - start for start, stop in row_ranges]
@@ -223,8 +230,10 @@ class Csv(TableFormat):
             yield first, table
 
     def _iterate_blocks(self, start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
-        """Split rows into blocks at records with a known offset: (first row, row after last, first byte, byte after
-        last). A block has up to `_BLOCK_BYTES`, or reaches to the next known record if there is none within them.
+        """Split rows into blocks: (first row, row after last, first byte, byte after last).
+
+        A block ends at a known record, a record with a known offset, as about every `records.STRIDE`-th has. It has up
+        to `_BLOCK_BYTES`, or reaches to the next known record if there is none within them.
         """
         numbers, offsets = self._records.numbers, self._records.offsets
         # `row` and `byte`: the beginning of the block. `index`: the next known record, where the block may end.

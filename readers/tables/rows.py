@@ -27,10 +27,15 @@ class TooLarge(Exception):
 
 
 class Rows:
-    """The rows of consecutive records, by field.
+    """The rows of consecutive records, by field ("data" or "labels").
 
     Texts get their final codes only when all ranks know all texts (`settle_categories`). Until then the buffers have
     temporary codes: 1 + the index of a text in order of appearance, and 0 for a missing value.
+
+    Args:
+        columns: which columns are read, by number; `columns.columns` lists the columns of each field.
+        missing: the option of that name: "error", "nan" or a replacement number.
+        max_bytes: the memory limit of the rows.
     """
 
     def __init__(self, columns: Columns, missing: Any, max_bytes: int = sys.maxsize):
@@ -53,6 +58,8 @@ class Rows:
 
     def append_table(self, table: Any, remaining: float, find_place: FindPlace) -> None:
         """Append the rows of a pyarrow table; about `remaining` times as many rows are still to come.
+
+        find_place: returns the file and position of a row of the table, for messages.
 
         Raises TooLarge, and ReaderError for an invalid value.
         """
@@ -121,6 +128,7 @@ class Rows:
                 filler: Any = np.nan if dtype.kind == "f" else self._missing
                 if filler == "error":
                     filler = 0  # unused: `fill_rows` has raised an error for a missing integer
+                # The final code of each temporary code. Code 0 is a missing value.
                 codes = np.array([filler, *[final[text] for text in known]]).astype(dtype)
                 for index, column_number in enumerate(numbers):
                     if column_number == number:

@@ -2,9 +2,9 @@
 
 A change is another strategy, other hosts, or one rank less on a slow host. An attempt is one start of mpirun
 (`launch.hosts.places`). The launcher tells the ranks by an offer which changes are possible, and the ranks answer with
-a change (`adapt.offers`). `launch.restarts` calls `make_change` after the ranks have left, and `Watch` calls
-`note_step` at the first step after the restart. If steps are then slower than before, the ranks may ask to undo the
-change. If the first step is never reached, `give_up_change` goes back.
+a change (`adapt.offers`). `launch.restarts` calls `make_change` after the ranks have left, and `Watch`, which follows
+an attempt, calls `note_step` at the first step after the restart. If steps are then slower than before, the ranks may
+ask to undo the change. If the first step is never reached, `give_up_change` goes back.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ class _AppliedChange:
     before: Attempt
     left_at: float  # seconds of time.monotonic
     reduced_host: str | None = None
-    """The listed name of the host that loses a rank or gets one back; None: no host; "": see `Places.find_host`."""
+    """The name, in the options, of the host that loses a rank or gets one back; "" if the options list no hosts. None:
+    the change concerns no single host.
+    """
 
 
 class Changes:
@@ -60,7 +62,8 @@ class Changes:
     ) -> Attempt:
         """The next attempt: `attempt`, which the ranks left at the time `left_at`, with `change`.
 
-        `make_attempt` is called for a change that undoes no other change, and returns the new attempt.
+        If the change undoes the last one, the attempt before that one is made again. If it drops a rank of a host that
+        is not listed, nothing changes. Else `make_attempt` returns the new attempt.
         """
         last = self._last
         self.forget_last()
@@ -92,13 +95,12 @@ class Changes:
 
     def _undo_change(self, last: _AppliedChange, attempt: Attempt) -> Attempt:
         """Return to the attempt before the change `last`, which had led to `attempt`. It is not offered again."""
-        if last.change.strategy is not None:
+        if last.change.strategy is not None:  # another strategy
             self.offer = replace(self.offer, may_choose=False)
-        elif last.reduced_host is not None:
+        elif last.reduced_host is not None:  # one rank less on a slow host, which must not lose a rank again
             self._places.restore_rank(last.reduced_host)
-            # `kept_hosts` must not lose a rank again.
             self.offer = replace(self.offer, kept_hosts=[*self.offer.kept_hosts, last.change.dropped_host])
-        else:
+        else:  # other hosts: the added ones are not used again
             self._places.exclude_hosts(attempt.hosts, last.before.hosts)
         return self._places.make_attempt(last.before.hosts, last.before.strategy)
 

@@ -80,7 +80,7 @@ def _write_metrics(watch: JobWatch, target: Path, once: bool) -> int:
     try:
         while True:
             state = watch.look_at_run()
-            if state.job_text not in ("", last_text):
+            if state.job_text not in ("", last_text):  # no rank runs, for this reason
                 last_text = state.job_text
                 print(f"matex top: {last_text}", file=sys.stderr, flush=True)
             if state.run is not None and not (state.job_text and target.exists()):
@@ -133,7 +133,7 @@ def write_report(runs: tuple[str, ...], namespace: str, output: str | None, plan
 
 
 def _open_run(folder: str) -> recording.Run:
-    """Open the records. Raises RecordingError; for a waiting job, with the state of the job."""
+    """Open the records. Raises RecordingError if there are none; for a waiting job, its text is the job's state."""
     try:
         return recording.open_run(folder)
     except recording.NothingRecordedError:
@@ -147,7 +147,7 @@ def _describe_prediction(run: recording.Run, path: str) -> str:
     """A step as predicted by the plan in the file `path`, compared with the measured step."""
     start = run.starts[-1]
     prediction = Predictor(plan_file.load_plan(path)).predict_step(start.size)
-    # `count_points` limits the number of samples of all ranks together, of which only those of rank 0 are read here.
+    # `count_points` divides the limit of samples on a page among the ranks. Only rank 0's samples are read here.
     rank_0 = recording.Series(recording.read_samples(start.files[0], recording.count_points(len(start.files))))
     interval = f"({prediction.low * 1e3:.1f} - {prediction.high * 1e3:.1f})"
     lines = [f"a step of {prediction.ranks} ranks, predicted: {prediction.step * 1e3:.1f} ms {interval}"]

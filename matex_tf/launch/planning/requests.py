@@ -42,6 +42,7 @@ class PlanRequest:
 def read_options(values: dict[str, Any]) -> PlanRequest:
     """Read the options of the command line."""
     per_host = values["ranks_per_host"] or len(placement.list_cores())
+    # HERE: "--memory here", an equal part of the free memory of this host.
     rank_bytes = memory.measure_free() / per_host if values["memory"] == HERE else values["memory"]
     return PlanRequest(
         ranks=values["ranks"], ranks_per_host=per_host, network=values["network"],

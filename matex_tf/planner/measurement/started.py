@@ -77,7 +77,7 @@ def start_process(command: Sequence[str], patience: float = 0.0, **options: Any)
     # Block signals until the `finally` below would kill the process. Otherwise a signal in between would leave it.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     try:
-        prepare = child_process.make_preparation(mask, os.getpid())
+        prepare = child_process.make_preparation(mask, os.getpid())  # in the child: `mask`, and SIGTERM if `plan` ends
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=prepare, **options
         )

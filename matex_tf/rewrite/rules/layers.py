@@ -81,11 +81,14 @@ _LINEAR: list[tuple[str, str, str]] = [
     ("rows -> rows", "named by 2", "Roll"),
     ("rows, rows -> rows", "last", "Cross"),
 ]
-"""As `_TABLE`, for ops that are linear in the first input."""
+"""As `_TABLE`, for ops that are linear in the first input: of a partial sum, they also give a partial sum."""
 
 
 def _follow_table(takes: list[str], gives: list[str], mixes: Mixes, node: Node) -> Decision:
-    """The decision on an op by its line in the table. takes, gives: the two sides of the line's first part."""
+    """The decision on an op by its line in the table. takes, gives: the two sides of the line's first part.
+
+    Raises NoRuleError if the op needs all rows, or if an input has other rows; it then gets whole inputs.
+    """
     first = node.find_input_with_rows(index for index, kind in enumerate(takes) if kind == "rows")
     placement = shard(*node.get_placement(first).layout)
     require(not mixes(node, first, placement.axis))
@@ -103,6 +106,7 @@ def _follow_table(takes: list[str], gives: list[str], mixes: Mixes, node: Node) 
 
 
 def _add_table(table: list[tuple[str, str, str]], linear: int | None) -> None:
+    """linear: the index of the input in which the ops are linear; None: they are not linear."""
     for signature, mixes, types in table:
         takes, gives = ([part.strip() for part in side.split(",")] for side in signature.split("->"))
         register_rule(types, linear=linear)(functools.partial(_follow_table, takes, gives, _MIXES[mixes]))
@@ -121,7 +125,7 @@ def find_channel_axis(node: Node) -> int:
 def normalize(node: Node) -> Decision | Expansion:
     placement = node.require_rows()
     require(placement.axis != find_channel_axis(node))
-    if not node.read_attribute("is_training"):
+    if not node.read_attribute("is_training"):  # the statistics are inputs, so each row is normalized by itself
         return node.decide([None], shard(*placement.layout), WHOLE)
     return Expansion(_make_norm, (
         find_channel_axis(node), node.count_axes(0), len(node.outputs), node.read_attribute("epsilon"),
@@ -129,26 +133,26 @@ def normalize(node: Node) -> Decision | Expansion:
 
 
 def _make_norm(
-    channels: int, rank: int, count_outputs: int, epsilon: float, factor: float,
+    channel_axis: int, axis_count: int, output_count: int, epsilon: float, factor: float,
     x: Any, scale: Any, offset: Any, mean: Any, variance: Any,
 ) -> Any:  # fmt: skip
     """The formulas of the fused op, with statistics over all rows. mean, variance: the moving averages; factor: the
     weight of the batch in their new values.
     """
-    axes = [axis for axis in range(rank) if axis != channels]
+    axes = [axis for axis in range(axis_count) if axis != channel_axis]
     wide = tf.cast(x, scale.dtype)
     count = tf.cast(tf.reduce_prod(tf.gather(tf.shape(x, tf.int64), axes)), scale.dtype)
     batch_mean = tf.reduce_sum(wide, axes) / count
-    centred = wide - _spread(batch_mean, channels, rank)
+    centred = wide - _spread(batch_mean, channel_axis, axis_count)
     batch_variance = tf.reduce_sum(tf.square(centred), axes) / count
     unbiased = batch_variance * (count / tf.maximum(count - 1, 1))
     root = tf.math.rsqrt(batch_variance + epsilon)
-    y = centred * _spread(root * scale, channels, rank) + _spread(offset, channels, rank)
+    y = centred * _spread(root * scale, channel_axis, axis_count) + _spread(offset, channel_axis, axis_count)
     averages = [batch_mean, unbiased]
     if factor != 1.0:
         averages = [(1 - factor) * old + factor * new for old, new in zip((mean, variance), averages)]
     outputs = [tf.cast(y, x.dtype), *averages, batch_mean, batch_variance, tf.zeros([0], scale.dtype)]
-    return outputs[:count_outputs]
+    return outputs[:output_count]
 
 
 @register_rule("FusedBatchNormGrad FusedBatchNormGradV2 FusedBatchNormGradV3")
@@ -160,25 +164,26 @@ def normalize_backward(node: Node) -> Decision | Expansion:
 
 
 def _make_norm_backward(
-    channels: int, rank: int, count_outputs: int, epsilon: float, trains: bool,
+    channel_axis: int, axis_count: int, output_count: int, epsilon: float, trains: bool,
     dy: Any, x: Any, scale: Any, mean: Any, variance: Any, *_: Any,
 ) -> Any:  # fmt: skip
     """Ioffe and Szegedy (arXiv 1502.03167), section 3; in inference the statistics are constants."""
-    axes = [axis for axis in range(rank) if axis != channels]
+    axes = [axis for axis in range(axis_count) if axis != channel_axis]
     dy, wide = tf.cast(dy, scale.dtype), tf.cast(x, scale.dtype)
     root = tf.math.rsqrt(variance + epsilon)
-    normal = (wide - _spread(mean, channels, rank)) * _spread(root, channels, rank)
+    normal = (wide - _spread(mean, channel_axis, axis_count)) * _spread(root, channel_axis, axis_count)
     d_offset = tf.reduce_sum(dy, axes)
     d_scale = tf.reduce_sum(dy * normal, axes)
     dx = dy
     if trains:
         count = tf.cast(tf.reduce_prod(tf.gather(tf.shape(x, tf.int64), axes)), scale.dtype)
-        dx = dy - _spread(d_offset / count, channels, rank) - normal * _spread(d_scale / count, channels, rank)
-    dx = dx * _spread(scale * root, channels, rank)
+        dx = dy - _spread(d_offset / count, channel_axis, axis_count)
+        dx = dx - normal * _spread(d_scale / count, channel_axis, axis_count)
+    dx = dx * _spread(scale * root, channel_axis, axis_count)
     empty = tf.zeros([0], scale.dtype)
-    return [tf.cast(dx, x.dtype), d_scale, d_offset, empty, empty][:count_outputs]
+    return [tf.cast(dx, x.dtype), d_scale, d_offset, empty, empty][:output_count]
 
 
-def _spread(vector: Any, channels: int, rank: int) -> Any:
+def _spread(vector: Any, channel_axis: int, axis_count: int) -> Any:
     """A number for each channel, in a shape that is broadcast against a batch."""
-    return tf.reshape(vector, [-1 if axis == channels else 1 for axis in range(rank)])
+    return tf.reshape(vector, [-1 if axis == channel_axis else 1 for axis in range(axis_count)])

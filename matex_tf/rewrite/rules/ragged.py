@@ -3,7 +3,9 @@
 Entries of ragged rows come with the numbers of their rows, a tensor whose placement has `index_rows`. A rule converts
 these numbers between the script's tensor and a rank's: if rank 1 has texts 3 and 4, its text 0 is the script's text 3.
 
-The functions `emit` create the ops of a rank. Their argument `copy` (`emit.Copy`) knows the rank's slice of the batch.
+The functions `emit` create the ops of a rank. Their argument `copy` (`emit.Copy`) knows the rank's slice of the batch:
+with `count` rows of the rank, `copy.find_first(count)` is the number of the first of them in the script's tensor, and
+`copy.find_total(count)` is the number of rows in the script's tensor.
 """
 
 from __future__ import annotations
@@ -44,7 +46,10 @@ def split_texts(node: Node) -> Decision:
 
 @register_rule("RaggedTensorToTensor")
 def make_dense(node: Node) -> Decision:
-    """Rows of a fixed length, from values that are numbered by their rows."""
+    """Rows of a fixed length, from values that are numbered by their rows.
+
+    Inputs: the shape of the result, the values, the default, the number of rows, and the number of each value's row.
+    """
     require(list(node.read_attribute("row_partition_types")) == [b"FIRST_DIM_SIZE", b"VALUE_ROWIDS"])
     values, numbers = node.require_rows(1), node.require_rows(4)
     rows = require_known(numbers.index_rows)
@@ -53,9 +58,9 @@ def make_dense(node: Node) -> Decision:
     require(values.has_layout(numbers))
     require(node.get_placement(3).kind == SIZES and node.read_sizes(3) == (Size(rows),))
 
-    def emit(copy: Any, shape: Any, entries: Any, default: Any, count: Any, numbered: Any) -> list[Any]:
-        numbered -= tf.cast(copy.find_first(count), numbered.dtype)
-        return list(copy.create_op(node, [shape, entries, default, count, numbered]))
+    def emit(copy: Any, shape: Any, entries: Any, default: Any, count: Any, row_numbers: Any) -> list[Any]:
+        row_numbers -= tf.cast(copy.find_first(count), row_numbers.dtype)
+        return list(copy.create_op(node, [shape, entries, default, count, row_numbers]))
 
     return node.decide([WHOLE, None, WHOLE, None, None], shard(0, rows), emit=emit)
 

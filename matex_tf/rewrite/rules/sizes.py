@@ -3,6 +3,10 @@
 With a batch of 5 rows, `tf.shape(batch)[0]` is 5 in the script, and 3 on a rank with 3 rows. So `propagate` notes for
 each number whether it counts rows, and how many entries there are for each row (`placement.Size`). A vector with such
 a number has the placement SIZES: each rank has its own number, and an op that needs the script's number gets this one.
+
+`Size(rows)` counts the entries of an axis with the rows `placement.Rows`: its `blocks` are one batch, or several that
+were concatenated, and its `unit` is the number of entries for each row. `Size(None, n)` is the number n on all ranks.
+`require` ends a rule whose condition does not hold; the op then gets whole inputs.
 """
 
 from __future__ import annotations

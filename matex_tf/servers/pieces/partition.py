@@ -1,8 +1,8 @@
 """Cuts variables into pieces, and chooses the ranks that own pieces, for `owners`.
 
 The pieces of each owner have nearly the same total size, whatever the sizes of the variables: the partitioner by bytes
-of XAI, section 7.3. Two owners of a variable of 100 float32 entries get entries 0-47 and 48-99, because cuts are
-aligned; of a later variable the first owner gets more.
+of the paper XAI, section 7.3. Two owners of a variable of 100 float32 entries get entries 0-47 and 48-99, because cuts
+are aligned; of a later variable the first owner gets more.
 """
 
 from __future__ import annotations
@@ -62,6 +62,9 @@ def _order_ranks(nodes: Sequence[int]) -> list[int]:
 
 
 def list_fitting_counts(hosts: Hosts, slots: float) -> list[int]:
-    """The numbers of owners with which every node has enough memory for its share of `slots` bytes."""
+    """The numbers of owners with which every node has enough memory for its owners' shares.
+
+    slots: the bytes of the optimizer's variables, which the owners hold in equal shares.
+    """
     order = _order_ranks(hosts.nodes)
     return [count for count in range(1, len(order) + 1) if hosts.find_overfull(order[:count], slots) is None]

@@ -131,11 +131,12 @@ def watch_call(plain: Callable[[], Any], kind: Kind, links_results: bool) -> Any
     The script gets a copy of each floating-point tensor. The tape records the copy with the gradient function
     `pass_on`, which sees whether the script requests gradients of gradients.
 
-    links_results: see `calls._Call`.
+    links_results: the tape may record how results are computed from one another (`compute_gradients`); not so for a
+        `tf.function`, which is one op for the tape.
     """
     from tensorflow.python.eager import record
 
-    whole_code.leave_unreported(observed.tapes)
+    whole_code.leave_unreported(observed.tapes)  # no message says that this step is whole: the next may be shared
     reads_before = observed.reads
     result = plain()
     if observed.reads != reads_before:
@@ -160,6 +161,7 @@ def watch_call(plain: Callable[[], Any], kind: Kind, links_results: bool) -> Any
         record.record_operation("Watched", [same], [leaf], pass_on)
         if are_linked:
             tags.set_tag(same, _FOLLOWED, (leaf, kind))
+        # Keras attaches masks and logits to tensors.
         attach_tensors(same, {name: follow(tensor) for name, tensor in list_attached(leaf).items()})
         return same
 

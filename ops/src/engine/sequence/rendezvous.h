@@ -21,7 +21,7 @@ struct Call {
   const std::function<std::string()>& place;
   int64_t bytes = 0;               // of this rank's tensors, if the collective is no update
   const Layout* layout = nullptr;  // of a reduction
-  Batch batch{};
+  Batch batch{};                   // of a reduction: the rows of the global batch
   // The update that the collective announces, to be summed by another thread (async_reduction.h); null: none.
   const UpdatePart* announced = nullptr;
   int exit_code = 0;  // of the script, at its end

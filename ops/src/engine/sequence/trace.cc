@@ -6,7 +6,8 @@
 //
 // A Stretch has the durations of the parts of the step. Each of its collectives, and the update, begins with a meeting,
 // the wait for the other ranks. An overlapped update runs in its own lane (trace.h: the thread of an activity) at the
-// same time; then a step ends with the announcement of an update.
+// same time; then a step ends with the announcement of an update. If an update is announced in parts, each part is an
+// UpdatePart, and `more` is true for all but the last. A label is the index of a text, such as a place, in `labels_`.
 #include "engine/sequence/trace.h"
 
 #include <algorithm>

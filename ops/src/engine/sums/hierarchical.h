@@ -40,7 +40,8 @@ using AcrossNodes = std::function<int(void* segment, int64_t first, int64_t coun
 
 // Replaces `data` by the sum over all ranks, with the same bits on all ranks, in three moves. A reduce-scatter within
 // the node gives each carrier its segment, `sum_segment` sums the segment over the nodes, and an all-gather within the
-// node gives each rank all segments. `asleep`: see mpi_calls.h. `buffer` is working memory, which grows as needed.
+// node gives each rank all segments. `asleep`: sleep during waits instead of polling in MPI, so that other threads can
+// compute. `buffer` is working memory, which grows as needed.
 int SumInTwoLevels(const Levels& levels, void* data, int64_t count, Type type, bool asleep, std::vector<char>* buffer,
                    const AcrossNodes& sum_segment);
 

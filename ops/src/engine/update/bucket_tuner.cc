@@ -66,7 +66,9 @@ Error BucketTuner::ChooseTransfers(const Layout& layout) {
   if (Error error = MpiError(code, "MPI_Allreduce", place())) return error;
   std::vector<double> bytes;
   for (size_t i = 0; i < layout.entries().size(); ++i) {
-    const bool is_owned = !layout.cuts().empty() && !layout.cuts()[i].empty();  // reduce-scatter: half an all-reduce
+    // A gradient with cuts is summed in pieces: each rank gets the sum of its piece only, by a reduce-scatter, which
+    // takes half as long as an all-reduce.
+    const bool is_owned = !layout.cuts().empty() && !layout.cuts()[i].empty();
     bytes.push_back(layout.entries()[i].bytes() * (is_owned ? 0.5 : 1.0));
   }
   // The processors of the ranks may round differently, so rank 0 decides.
