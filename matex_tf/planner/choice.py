@@ -34,7 +34,7 @@ class Help(NamedTuple):
     speedup: float
     """Rows a second with the change over rows a second without it."""
     mark: str
-    """The mark of the prediction with the change."""
+    """The basis of the prediction with the change: measured, extrapolated or assumed."""
 
 
 def choose_ranks(
@@ -178,7 +178,7 @@ def list_helps(predictor: Predictor, prediction: Prediction) -> list[Help]:
     """
     plan, ranks, helps = predictor.plan, prediction.ranks, []
     if prediction.hosts > 1:
-        half_bytes = predictor.predict_step(ranks, squeeze=0.5)
+        half_bytes = predictor.predict_step(ranks, squeeze=0.5)  # a step that sends half of the gradients' bytes
         speedup = prediction.step / half_bytes.step
         helps.append(Help("MATEX_COMPRESSION=fp16, which changes results", speedup, half_bytes.mark))
     if max(size.busy for size in plan.sizes) > BUSY:

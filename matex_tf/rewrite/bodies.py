@@ -62,13 +62,14 @@ class Body:
     def build(self, inputs: Sequence[Any]) -> list[Any]:
         """The outputs of the program for these inputs. `after` is set, too."""
         self.tensors = {id(value): tensor for value, tensor in zip(self.program.inputs, inputs)}
-        if self.copy.is_ordered:
+        if self.copy.is_ordered:  # the graph of a session is not ordered, and has no publications
             self.publications = {
                 piece_id: node
                 for piece_id, node in _find_publications(self.program, self.gives).items()
                 if self.copy.exchanger.can_publish(self._find_tensor(node.inputs[0]), node.inputs[1].dtype)
             }
         self.program.nodes[:] = early.put_early(self.program.nodes)
+        # Sums of gradients run as soon as the gradients are computed, while the step computes others.
         sums_early = self.copy.exchanger.sums_early
         is_early_sum = early.can_be_early if sums_early else None
         exchanges = waves.schedule(self.program, self.gives, self._list_published(), is_early_sum=is_early_sum)
