@@ -50,6 +50,7 @@ def compute_parts(region: Region, sizes: Fitting | int, copy: Any, *inputs: Any)
         results = _copy_region(copy, region, part_copy, inputs)
         parts = zip(accumulators, accumulated, results)
         after = [accumulator.add(part_copy, tensors, result) for accumulator, tensors, result in parts]
+        # After each part, `sizes` measures the memory, and chooses the size of the next part.
         sums = [tensors[0] for tensors, has_rows in zip(after, are_rows) if not has_rows]
         rows = [result for result, has_rows in zip(results, are_rows) if has_rows]
         next_size = size if isinstance(sizes, int) else sizes.go_on(size, count, part_rows, sums, rows)

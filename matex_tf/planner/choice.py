@@ -14,7 +14,7 @@ from matex_tf.planner.plan_file import SIGNS, Plan
 from matex_tf.planner.predict import Prediction, Predictor
 
 TARGET = 0.7
-"""The default of --target, the minimum efficiency."""
+"""The default of --target, the minimum efficiency: the speedup of the ranks divided by their number."""
 MIN_SPEEDUP = 1.05
 """Changes with a smaller speedup are not mentioned."""
 
@@ -149,7 +149,7 @@ def _describe_next(predictor: Predictor, fitting: Sequence[Prediction], best: Pr
         return describe_helps(predictor, best)
     following = min(larger, key=lambda prediction: prediction.ranks)
     alone, _ = predictor.compute.estimate_alone(following.ranks)
-    batches = following.ranks if predictor.plan.scaling == "weak" else 1
+    batches = following.ranks if predictor.plan.scaling == "weak" else 1  # of a step; weak: one for each rank
     limits = _list_limits(following, batches * alone)
     largest = max(limits, key=lambda name: limits[name])
     return (
