@@ -19,8 +19,8 @@ from matex_tf.thread_flag import ThreadFlag
 
 _sharded_datasets: weakref.WeakSet[Any] = weakref.WeakSet()
 keeps_rows = ThreadFlag()
-"""Set while this thread makes tensors of a shard for a dataset, which is marked instead of the tensors. Else a tensor
-of a shard is an error or printed as a note, since it has no mark (`steps.own_data`).
+"""Set while this thread makes tensors of a shard for a dataset, which is marked instead of the tensors. At other times
+a tensor of a shard is an error, or prints a note, since it has no mark (`steps.own_data`).
 """
 
 
