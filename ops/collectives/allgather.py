@@ -27,10 +27,7 @@ def allgather(tensor: Any, name: str | None = None) -> Any:
 
 
 def allgather_rows(tensor: Any, name: str | None = None) -> tuple[Any, Any]:
-    """`allgather` of a tensor under several ranks, and the number of rows of each rank, int64.
-
-    The op runs after the previous collectives: in a v1 graph by its turn, elsewhere by `make_in_order`.
-    """
+    """`allgather` under several ranks, and the number of rows of each rank, int64. It follows previous collectives."""
     gathered = make_in_order(get_library().ops.matex_allgather, x=tensor, place=name or "", turn=common.make_turn())
     return gathered.y, gathered.rows
 
