@@ -95,11 +95,13 @@ def _begin_epoch(model: Any, epoch: int) -> None:
 
 
 def _note_trained(plan: Any) -> None:
+    """Called after a step has trained. Outside of `fit` ranks share the step, as with allreduce: tell the user."""
     if not is_in_fit:
         choice.report_fallback("async", choice.name_step(plan), choice.ONLY_FIT)
 
 
 def _meet(doing: str) -> None:
+    """Called before an operation for which all ranks must hold the same weights, such as saving."""
     for call in _fits[:]:
         call.meet(doing)
 

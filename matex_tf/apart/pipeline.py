@@ -48,7 +48,7 @@ class Pipeline:
             batch = self._take_batch(self._iterator)
             if batch is None:
                 return None
-            if self._taken == self._epoch_start:
+            if self._taken == self._epoch_start:  # each tensor's hash is the seed of the next one's
                 content = functools.reduce(lambda total, tensor: fingerprint.digest_value(tensor, total), batch, 0)
                 self.digest = len(batch[0]), content
             self._kept.append((self._taken, batch))

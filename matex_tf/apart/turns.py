@@ -73,10 +73,10 @@ class Turns:
 
     def __init__(self, step: SharedStep, max_batches: int, state: Fit | None, note_meeting: Callable[[bool], None]):
         self._step, self._max_batches, self._state, self._note_meeting = step, max_batches, state, note_meeting
-        self._shared_values = values.SharedValues(step.shared)
-        self._own_values = values.OwnValues(step.own)
-        self._sums = values.Sums(step.sums)
-        self._counters = values.Counters(step.counters)
+        self._shared_values = values.SharedValues(step.shared)  # in the store: weights, variables of the optimizer
+        self._own_values = values.OwnValues(step.own)  # of each rank, such as the learning rate
+        self._sums = values.Sums(step.sums)  # of each rank, added up at the end of an epoch: metrics
+        self._counters = values.Counters(step.counters)  # changed by a constant amount in each step
         self._bound = read_bound()
         self._rescue = Rescue(self._sums) if elastic.is_on() else None
         self._pipeline = Pipeline(step.take_batch, self._bound + 1)

@@ -1,4 +1,5 @@
-"""Finds the ops of a traced step that use a variable. By these, `additive` decides whether ranks can share the step.
+"""Finds the ops of a traced step that use a variable. By these, `additive` decides whether each rank can train the step
+by itself, and add to variables in shared memory (MATEX_STRATEGY=async).
 
 An op uses a variable by its handle, as `ReadVariableOp` does, or by its value: a tensor that was read, and that may be
 a view of the variable's memory. The uses of the handle show how a step changes a variable, also in called functions.

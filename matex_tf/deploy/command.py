@@ -221,8 +221,8 @@ def _run_action(command: str, action: Callable[[], int], job: str = "") -> int:
 
 def describe_failure(job: str, message: str) -> str:
     """The cluster's `message`; if the user may have meant a folder by `job`, a text that there is no such folder."""
-    # A number means a job, and so does a name that ends like those that `matex submit` makes (five random letters). If
-    # there is such a folder, the text would be false. (A text such as runs/train-1 never reaches the cluster.)
+    # A number means a job, and so does a name with the ending of `matex submit` (five random letters). If there is such
+    # a folder, the text would be false. (A text such as runs/train-1 never reaches the cluster.)
     if not mpijob.is_name(job) or mpijob.is_made(job) or os.path.isdir(job):
         return message
     if messages.is_without_cluster(message):

@@ -119,7 +119,8 @@ class Journal(journal_reader.Notes):
     def write_note(self, key: str, removed: bool = False, to: str = "") -> None:
         """Record that rank 0 is about to create or change `key`.
 
-        Only the first change of a path needs a note: a rank that has passed it has itself changed or removed `key`.
+        Only the first change of a path needs a note: a rank that has passed it in the script has made this change
+        itself, in its private folder, and reads its own file there.
 
         Args:
             removed: `key` is about to be removed, with its contents.

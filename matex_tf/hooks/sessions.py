@@ -37,6 +37,7 @@ def _wrap_run(original: Any) -> Any:
 @HOOKS.replace(_SESSION, "BaseSession._do_run", _IF_HOOK_MISSING)
 def _wrap_do_run(original: Any) -> Any:
     def _do_run(self, handle, target_list, fetch_list, feed_dict, options, run_metadata):
+        # Runs ops and tensors of the session's graph, the script's or a copy's, with TensorFlow's own `_do_run`.
         def run(operations, tensors, further_feeds=MappingProxyType({})):
             feeds = {**feed_dict, **{tensor.ref(): value for tensor, value in further_feeds.items()}}
             return original(self, handle, operations, tensors, feeds, options, run_metadata)
@@ -50,6 +51,8 @@ def _wrap_do_run(original: Any) -> Any:
 
 @HOOKS.replace("tensorflow.python.ops.gradients_util", "_GradientsHelper", "no run of a session counts as an update")
 def _wrap_gradients(original: Any) -> Any:
+    """Label the gradients of a v1 graph: a run of a session that computes some counts as an update."""
+
     def _GradientsHelper(ys, xs, *args, **kwargs):
         found = original(ys, xs, *args, **kwargs)
         gradients.note_gradients(found, xs)

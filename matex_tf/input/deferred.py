@@ -21,8 +21,8 @@ class Deferred(NamedTuple):
 
     tickets: the dataset of the tickets.
     compute, digest, count_rows: these compute in a graph, from the flat tensors of a ticket:
-        compute: the flat tensors of the element. Its second argument is the `Slice` of a batch that the result has;
-            None for a row.
+        compute: the flat tensors of the element. Its second argument is the `Slice` of a batch that the result has (its
+            first row and number of rows); None for a row.
         digest: a hash of the element: 8 bytes, uint8.
         count_rows: the row counts of a batch's components; int64 scalars.
     spec: of an element.

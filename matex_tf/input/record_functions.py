@@ -48,8 +48,8 @@ _CONSTANT = frozenset(
     "If While DummySeedGenerator AnonymousSeedGenerator AnonymousRandomSeedGenerator DummyMemoryCache "
     "AnonymousMemoryCache".split()
 )
-"""Ops that TensorFlow calls stateful, but whose results vary only if variables, tables or files change. The functions
-that they call are checked apart.
+"""Ops that TensorFlow calls stateful, but whose results vary only if variables, tables or files change. The ops of the
+functions that they call are checked, too.
 """
 
 
@@ -178,7 +178,9 @@ class Rewriter:
         return copy_op(op, inputs, self._make_attributes(op)), sources[0]
 
     def _make_attributes(self, op: Any) -> dict[str, Any]:
-        """The attributes of an op on datasets, with the element spec of names (strings) or tickets (three integers)."""
+        """The attributes of an op on datasets, with the element spec of names (strings) or tickets (three integers: the
+        file's number, and the record's offset and length).
+        """
         attributes = dict(op.node_def.attr.items())
         if "output_types" in attributes:
             dtype, shape = (tf.string, []) if self._gives_names else (tf.int64, [3])

@@ -1,4 +1,5 @@
-"""Batches of a `PyDataset`: each item is made by one rank, in turn, which sends the other ranks their rows.
+"""Batches of a `PyDataset`, Keras' class of data whose item k, a batch, is `dataset[k]`. Each item is made by one rank,
+in turn, which sends the other ranks their rows.
 
 Example with 2 ranks: rank 0 makes items 0, 2, 4, ... and sends rank 1 the second half of the rows of each; rank 1 makes
 items 1, 3, 5, ... A rank makes its items ahead of the step, in the threads or processes that the object asks for.
@@ -48,7 +49,7 @@ def take_turns(adapter: Any, make_dataset: Callable[[], Any], obstacle: str = ""
 
     Every rank makes all items, as Keras does without ranks, if one of three checks fails:
         1. before any item is made: there is an `obstacle`, or `_find_obstacle` finds one;
-        2. on the first items: an item depends on more than its number (`items.compare_items`);
+        2. on the first items: an item depends on more than its number (`comparison.why`);
         3. on the dataset: its elements are no dense tensors with rows that ranks could send (`Source.find_obstacle`).
 
     Args:
@@ -368,7 +369,7 @@ class Pass:
         self._prepared_for = current
         if numbers:
             made = self.source.make_ahead(numbers)
-            self._made, self._stop = made, weakref.finalize(self, made.stop)
+            self._made, self._stop = made, weakref.finalize(self, made.stop)  # stops also if the pass is dropped
 
     def _makes(self, position: int) -> bool:
         """Whether this rank makes an item, in its turn or for a comparison, while ranks take turns.

@@ -90,7 +90,7 @@ def is_same_line(one: str, other: str) -> bool:
 
 
 def make_mirror(source: Path, target: Path, may_share: bool) -> Mirror:
-    """Mirror `source` at `target`: copy small files, and refer to large ones in `source`.
+    """Mirror `source` at `target`: copy files, `ALL_COPIED_BYTES` in all at most, and link to the rest in `source`.
 
     Raises click.UsageError if not `may_share`, and the script could overwrite a large file of the user.
     """

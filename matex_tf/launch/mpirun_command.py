@@ -17,8 +17,8 @@ KEEPALIVE = {"oob_tcp_keepalive_time": 5, "oob_tcp_keepalive_intvl": 2, "oob_tcp
 # With this option, mpirun and MPI keep the other ranks running after a loss, and mpirun notifies them. MPI's own
 # failure detector stays off: it declares ranks lost that compute for ten seconds without a call of MPI.
 ELASTIC = ["--with-ft", "ulfm"]
-# Ranks on one host use shared memory. The excluded network transports would listen on all addresses, and that of
-# libfabric needs an extra second to close.
+# Ranks on one host use shared memory. The excluded network transports would listen on all addresses, and the transport
+# of libfabric (ofi) needs an extra second to close.
 NO_NETWORK = ["--mca", "btl", "^tcp,ofi"]
 
 

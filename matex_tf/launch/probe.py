@@ -116,5 +116,7 @@ def has_memory_for(ranks: int, mpirun: mpirun_command.Mpirun, folder: str = "/de
         return False
     if not os.access(folder, os.W_OK) or free_space.f_bavail * free_space.f_frsize < ranks * SHARED_BYTES:
         return False
+    # The parameter files are below PREFIX of PREFIX/bin/mpirun, which may be a link to another PREFIX. The options and
+    # the environment (here empty) are checked where the command is made (`mpirun_command.choose_options`).
     prefixes = (os.path.dirname(os.path.dirname(path)) for path in (mpirun.path, os.path.realpath(mpirun.path)))
     return not mpirun_options.chooses_transport([], {}, mpirun_options.read_parameter_files(*prefixes))

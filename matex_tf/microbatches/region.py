@@ -50,6 +50,7 @@ def compute_parts(region: Region, sizes: Fitting | int, copy: Any, *inputs: Any)
         results = _copy_region(copy, region, part_copy, inputs)
         parts = zip(accumulators, accumulated, results)
         after = [accumulator.add(part_copy, tensors, result) for accumulator, tensors, result in parts]
+        # After each part, `sizes` measures the memory, and chooses the size of the next part.
         sums = [tensors[0] for tensors, has_rows in zip(after, are_rows) if not has_rows]
         rows = [result for result, has_rows in zip(results, are_rows) if has_rows]
         next_size = size if isinstance(sizes, int) else sizes.go_on(size, count, part_rows, sums, rows)
@@ -63,7 +64,7 @@ def compute_parts(region: Region, sizes: Fitting | int, copy: Any, *inputs: Any)
         compute_part,
         [tf.zeros([], tf.int64), first_size, [tensors for tensors, _ in starts]],
         shape_invariants=[scalar, scalar, [shapes_of_tensors for _, shapes_of_tensors in starts]],
-        parallel_iterations=1,
+        parallel_iterations=1,  # one part in memory at a time
     )
     outputs = []
     for accumulator, tensors, value in zip(accumulators, accumulated, region.gives):
@@ -102,16 +103,14 @@ def _copy_region(copy: Any, region: Region, part_copy: Any, inputs: Sequence[Any
 def _pass_input(body: Body, part_copy: Any, value: Value, need: Placement | None, tensor: Any, is_first: Any) -> None:
     """Pass an input of the region to the copy of its ops for a part.
 
-    Made whole before the region: the whole tensor. Else, by the placement of the value:
+    If it was made whole before the region (`need` is not None): the whole tensor. Else, by the placement of the value:
         sharded: the rows of the part
         partial sum: the sum for the first part, 0 for the others, because the results of the parts are added up
         sizes: the sizes of the part's rows
         others: the tensor itself
-
-    need: see `Region.takes`.
     """
     placement = value.placement
-    if need is not None:  # the value was made whole before the region
+    if need is not None:
         if placement.kind == SIZES:
             body.brought[id(value), WHOLE] = tensor
         else:

@@ -12,7 +12,7 @@ from typing import Any
 _encode_line = json.JSONEncoder(separators=(",", ":")).encode
 
 HALVING_LINES = 20_000
-"""After each 20,000 lines of a log, the sampler halves the rate of further lines."""
+"""Each time a log has grown by so many lines, the thread that writes it (`sampler`) doubles the time between lines."""
 
 
 class Log:

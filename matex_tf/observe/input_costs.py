@@ -46,12 +46,12 @@ def measure_input(data: Data) -> InputCost | None:
     """The mean cost of batches, including prefetching; None if there are none.
 
     A pipeline with prefetching works until its buffers are full; then this process is idle. If a batch is taken, the
-    pipeline processes exactly one batch until the process is idle again. Near the end of a pass it processes none,
-    because nothing is left to prefetch. So if a pass ends during the measurement, the next pass is measured. If it also
-    ends, its cost is counted from its very beginning: a whole pass processes exactly its batches.
+    pipeline processes exactly one batch until the process is idle again. There are two exceptions:
 
-    A shuffle that holds a whole pass processes all rows before the first batch, and none later. Then the cost up to the
-    first batch of the next pass is divided by the number of batches of a pass, and added to the cost of a batch.
+    1. Near the end of a pass it processes none, because nothing is left to prefetch. So if the pass ends during the
+       measurement, the next pass is measured. If this ends, too, all of its cost is divided by its batches.
+    2. A shuffle that holds a whole pass processes all rows before the first batch, and none later. So the cost up to
+       the first batch of the next pass, divided by the batches of a pass, is added to the cost of a batch.
     """
     cost, is_over = _measure_batches(data)
     if is_over and data.dataset is not None:

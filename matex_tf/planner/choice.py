@@ -14,7 +14,7 @@ from matex_tf.planner.plan_file import SIGNS, Plan
 from matex_tf.planner.predict import Prediction, Predictor
 
 TARGET = 0.7
-"""The default of --target, the minimum efficiency."""
+"""The default of --target, the minimum efficiency: the speedup of the ranks divided by their number."""
 MIN_SPEEDUP = 1.05
 """Changes with a smaller speedup are not mentioned."""
 
@@ -34,7 +34,7 @@ class Help(NamedTuple):
     speedup: float
     """Rows a second with the change over rows a second without it."""
     mark: str
-    """The mark of the prediction with the change."""
+    """The basis of the prediction with the change: measured, extrapolated or assumed."""
 
 
 def choose_ranks(
@@ -149,7 +149,7 @@ def _describe_next(predictor: Predictor, fitting: Sequence[Prediction], best: Pr
         return describe_helps(predictor, best)
     following = min(larger, key=lambda prediction: prediction.ranks)
     alone, _ = predictor.compute.estimate_alone(following.ranks)
-    batches = following.ranks if predictor.plan.scaling == "weak" else 1
+    batches = following.ranks if predictor.plan.scaling == "weak" else 1  # of a step; weak: one for each rank
     limits = _list_limits(following, batches * alone)
     largest = max(limits, key=lambda name: limits[name])
     return (
@@ -178,7 +178,7 @@ def list_helps(predictor: Predictor, prediction: Prediction) -> list[Help]:
     """
     plan, ranks, helps = predictor.plan, prediction.ranks, []
     if prediction.hosts > 1:
-        half_bytes = predictor.predict_step(ranks, squeeze=0.5)
+        half_bytes = predictor.predict_step(ranks, squeeze=0.5)  # a step that sends half of the gradients' bytes
         speedup = prediction.step / half_bytes.step
         helps.append(Help("MATEX_COMPRESSION=fp16, which changes results", speedup, half_bytes.mark))
     if max(size.busy for size in plan.sizes) > BUSY:

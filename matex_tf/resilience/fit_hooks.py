@@ -63,7 +63,7 @@ def _wrap_fit(original: Any) -> Any:
         run = run_state.get_current()
         if run is None:
             return original(self, *args, **kwargs)
-        if run.current_fit is not None:
+        if run.current_fit is not None:  # a call within another call of `fit`: its state is not saved
             with is_nested.set():
                 return original(self, *args, **kwargs)
         initial_epoch = getattr(self, "_initial_epoch", None)  # of Keras 3; `_resume_training` changes it

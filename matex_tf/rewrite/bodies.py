@@ -62,15 +62,18 @@ class Body:
     def build(self, inputs: Sequence[Any]) -> list[Any]:
         """The outputs of the program for these inputs. `after` is set, too."""
         self.tensors = {id(value): tensor for value, tensor in zip(self.program.inputs, inputs)}
-        if self.copy.is_ordered:
+        if self.copy.is_ordered:  # the graph of a session is not ordered, and has no publications
             self.publications = {
                 piece_id: node
                 for piece_id, node in _find_publications(self.program, self.gives).items()
                 if self.copy.exchanger.can_publish(self._find_tensor(node.inputs[0]), node.inputs[1].dtype)
             }
+        # An op without rows comes right after the last op with rows that it needs. If `sums_early`, each sum of a
+        # gradient runs as soon as the gradient is computed, while the step computes other gradients.
         self.program.nodes[:] = early.put_early(self.program.nodes)
         sums_early = self.copy.exchanger.sums_early
         is_early_sum = early.can_be_early if sums_early else None
+        # This also sets the level of each node.
         exchanges = waves.schedule(self.program, self.gives, self._list_published(), is_early_sum=is_early_sum)
         self.program.nodes.sort(key=lambda node: node.level)
         if sums_early:
@@ -115,7 +118,7 @@ class Body:
 
     def _build_node(self, node: Node) -> None:
         """Create the op of a node, or what its decision emits in place of it."""
-        if node.is_reused:
+        if node.is_reused:  # the copy is in the script's own graph, and takes the script's op
             self.tensors.update((id(value), value.tensor) for value in node.outputs)
             self.operations[id(node)] = [node.op]
             return
@@ -192,7 +195,10 @@ class Body:
         return self.counted[key]
 
     def _convert(self, value: Value, need: Placement | None) -> Any:
-        """The tensor of a value in the placement `need`. If this needs a collective, `_exchange` has run it before."""
+        """The tensor of a value in the placement `need`, by its path (`paths.find_path`): the value's own tensor;
+        numbers of rows, which follow from the slice; the result of a collective, which `_exchange` has run before; or
+        the result of ops on one of these, such as slicing.
+        """
         path = paths.find_path(value, need)
         if path == paths.SAME or need is None:
             return self._find_tensor(value)

@@ -46,7 +46,7 @@ def find_source(graph: Any) -> Any:
 
 
 def around_pull(pull: Callable[[], list[Any]]) -> list[Any]:
-    """Run `pull`, which takes a batch in a copied step. Another module may replace this function to time it."""
+    """Run `pull`, which takes a batch in a copied step. `monitor` replaces this function to time it."""
     return pull()
 
 
@@ -66,7 +66,10 @@ def find_components(shapes: Sequence[Any]) -> list[bool]:
         return opened
     counts = [shape.as_list()[0] if shape.rank else None for shape in shapes]
     known = [count for count in counts if count and count > 1]
-    return [count == max(known, key=known.count) if known else False for count in counts]
+    if not known:
+        return [False] * len(counts)
+    most_common = max(known, key=known.count)
+    return [count == most_common for count in counts]
 
 
 def count_rows(batch: Iterable[Value]) -> int | None:
@@ -81,7 +84,7 @@ def are_in(graph: Any) -> bool:
 
 
 def place_batch(node: Node) -> Decision:
-    """Decide on the op that takes the batch of the program: components with rows are sliced."""
+    """The rule for the op that takes the batch: the copy has the op and slices its components with rows."""
     are_rows = find_components([tensor.shape for tensor in node.op.outputs])
 
     def emit(copy: Any, *inputs: Any) -> list[Any]:
@@ -124,7 +127,7 @@ def _uses_slice(node: Node) -> bool:
 def take_rows(copy: Any, tensors: list[Any], are_rows: list[bool]) -> list[Any]:
     """The components `tensors` of a whole batch, cut to this rank's rows if they have rows. Sets the copy's slice.
 
-    If the copy has no `make_slice`, the components are sliced already.
+    `copy.make_slice` finds the slice from the components with rows. If it is None, the components are sliced already.
     """
     if copy.make_slice is None or not any(are_rows):
         return tensors

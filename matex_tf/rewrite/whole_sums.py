@@ -55,6 +55,9 @@ def _note_needs(program: Program, converted: set[Key], unchanged: set[Key]) -> N
 class _PieceSearch:
     """Goes back through a program, from the pieces that ops need to the sums from which the pieces are computed.
 
+    The way back leads from a result to its matching inputs, whose entries are in the places of the result's entries, as
+    in elementwise ops: a piece of the result needs the same pieces of these inputs.
+
     sums: for each such sum, the piece to which it can be converted, by the sum's key.
     met_rows: the keys of values that an op combines with rows, or whose results an op combines with rows.
     _converted: the keys of the sums that some op needs in another placement.
@@ -93,6 +96,7 @@ class _PieceSearch:
         for inner, value in zip(body.inputs, node.inputs[1:]):  # input 0 selects the branch
             if inner.key in self.met_rows:
                 self.met_rows.add(value.key)
+            # The handle of a variable in pieces is no value that could be reduced.
             if inner.key in self._cuts and not value.placement.is_piece_handle:
                 self._note_piece(value, self._cuts[inner.key])
 

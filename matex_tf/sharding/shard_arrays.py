@@ -19,7 +19,9 @@ from matex_tf.thread_flag import ThreadFlag
 
 _sharded_datasets: weakref.WeakSet[Any] = weakref.WeakSet()
 keeps_rows = ThreadFlag()
-"""Set while this thread makes tensors of shards for a dataset that is marked itself: losing the mark does no harm."""
+"""Set while this thread makes tensors of a shard for a dataset, which is marked instead of the tensors. At other times
+a tensor of a shard is an error, or prints a note, since it has no mark (`steps.own_data`).
+"""
 
 
 class Dealt(NamedTuple):
@@ -111,7 +113,8 @@ def shard(x: Any, *, rank: int | None = None, size: int | None = None) -> Any:
     batch; some slices are empty if a batch has fewer rows than there are ranks. A shard is returned unchanged.
 
     Args:
-        rank, size: by default this rank and the number of ranks that train. A rank that only serves has no rows.
+        rank, size: by default this rank and the number of ranks that train. A rank that only keeps weights
+            (MATEX_STRATEGY=servers:S:only) has no rows.
 
     Raises:
         TypeError: `x` is another object.
@@ -166,7 +169,7 @@ def _check_rows(arrays: Mapping[Any, Any]) -> None:
 
 
 def _shard_dataset(dataset: Any, rank: int, size: int) -> Any:
-    if slice_bounds.is_batched(dataset) is False:
+    if slice_bounds.is_batched(dataset) is False:  # None: unknown, as of a generator; its elements may be batches
         raise ValueError("shard: the dataset yields single elements; put .batch(...) before shard(dataset)")
 
     def slice_batch(*batch: Any) -> Any:

@@ -24,6 +24,7 @@ from matex_tf.steps.exchanger import RankExchanger
 from matex_tf.thread_flag import ThreadFlag
 from matex_tf.world import world
 
+# Names of tags (`tags`): `_OWN` of iterators and handles of datasets, `_BATCHES` of datasets, `_TAKER` of iterators.
 _OWN, _BATCHES, _TAKER = "own rows", "batches of own rows", "whole batches of own rows"
 _alone = ThreadFlag()
 
@@ -73,6 +74,7 @@ def note_iterator(iterator: Any, dataset: Any) -> None:
     if world.is_active() and not is_alone() and shard_arrays.is_shard(dataset):
         note_dataset(dataset)
         tags.set_tag(iterator, _OWN, True)
+        # An eager handle: a function may take it as an argument or capture it, without the iterator.
         if hasattr(iterator._iterator_resource, "numpy"):
             tags.set_tag(iterator._iterator_resource, _OWN, True)
 

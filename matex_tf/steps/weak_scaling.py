@@ -47,7 +47,8 @@ def take_next(iterator: Any, pull: Callable[[], Any]) -> Any:
     batches of a loop, each further element is the concatenation of one batch for each rank.
     """
     loop = tags.get_or_make_tag(iterator, _LOOP, _Loop)
-    if not loop.trains and loop.steps_before not in (None, _trained_steps):
+    has_trained = loop.steps_before is not None and loop.steps_before != _trained_steps
+    if has_trained and not loop.trains:
         loop.trains = True
         say_weak("the batches of loops that train are each rank's own")
     batches = [pull()]

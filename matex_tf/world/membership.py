@@ -25,6 +25,7 @@ _retry: Callable[[str, Callable[[], Any], Callable[[], None] | None], Any] | Non
 def note_survivors(remaining: list[int]) -> None:
     """Record that ranks were lost; `remaining` is the new value of `survivors`."""
     global survivors, _origins
+    # Before the first loss, the numbers are the original ones.
     survivors, origins_before = remaining, _origins or list(range(max(remaining) + 1))
     _origins = [origins_before[rank] for rank in remaining]
 
@@ -43,7 +44,9 @@ def make_loss_error(why: str) -> errors.LostRankError:
 
 
 def watch_mpi() -> None:
-    """From now on, reading `MPI.COMM_WORLD` counts as asking for the rank: the script may then read its rank there."""
+    """From now on, reading `MPI.COMM_WORLD` counts as asking for the rank: the script may read its rank there, and then
+    do other things on each rank. Then no rank can replace a lost rank 0, for example.
+    """
     from mpi4py import MPI
 
     comm_world = MPI.COMM_WORLD
@@ -66,6 +69,7 @@ def set_retry(attempt: Callable[[str, Callable[[], Any], Callable[[], None] | No
 def attempt_collectives(what: str, work: Callable[[], Any], undo: Callable[[], None] | None = None) -> Any:
     """Call `work`, which consists of collectives; returns its result.
 
-    An elastic run repeats it after a loss. `undo`, if given, then restores the state before `work`.
+    An elastic run repeats it after a loss. `undo`, if given, then restores the state before `work`. `what` describes
+    the work in messages.
     """
     return work() if _retry is None else _retry(what, work, undo)

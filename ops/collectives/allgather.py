@@ -27,7 +27,7 @@ def allgather(tensor: Any, name: str | None = None) -> Any:
 
 
 def allgather_rows(tensor: Any, name: str | None = None) -> tuple[Any, Any]:
-    """`allgather` of a tensor under several ranks, and the number of rows of each rank, int64."""
+    """`allgather` under several ranks, and the number of rows of each rank, int64. It follows previous collectives."""
     gathered = make_in_order(get_library().ops.matex_allgather, x=tensor, place=name or "", turn=common.make_turn())
     return gathered.y, gathered.rows
 
@@ -40,7 +40,8 @@ def _compute_gradient(op: Any, gradient: Any, _rows: Any) -> Any:
     rank = world.get_world().rank
     rows = op.outputs[1]
     start = tf.reduce_sum(rows[:rank])
-    return common.add_order_gradient(op, tf.reshape(summed[start : start + rows[rank]], tf.shape(op.inputs[0])))
+    mine = tf.reshape(summed[start : start + rows[rank]], tf.shape(op.inputs[0]))  # a scalar was gathered as one row
+    return common.add_order_gradient(op, mine)
 
 
 common.register_gradient("MatexAllgather", _compute_gradient)

@@ -60,8 +60,8 @@ def make_turn() -> int:
 
 
 def scale(tensors: Sequence[Any], weight: Any) -> list[Any]:
-    """Each tensor times `weight`, or times the first element of `make_weight`'s vector. A weight of 0 gives zeros,
-    even for NaN and infinity.
+    """Each tensor times `weight`, a scalar, or the vector (weight, rows of the batch) of `make_weight`. A weight of 0
+    gives zeros, even for NaN and infinity.
     """
     import tensorflow as tf
 

@@ -50,7 +50,7 @@ def list_dtypes(dtype: Any, variable_names: dict[str, list[str]]) -> tuple[dict[
             continue
         if given.kind not in "biufc":
             raise TypeError(f"DataSet: dtype must be numeric, or str for a variable; given {given}")
-        for field in fields:
+        for field in fields:  # a field has one dtype, for all its variables
             found[field] = np.result_type(given, found.get(field, given))
     return found, text_names
 

@@ -15,7 +15,8 @@ from matex_tf.world import world
 
 Result = TypeVar("Result")
 _FAILURE_TAG = 7  # of messages from a rank that has failed
-# `is_watching`: whether this thread runs an action of all ranks. Streams read on other threads, each rank by itself.
+# `is_watching`: whether this thread runs an action of all ranks. Threads that read while a dataset is iterated do not
+# watch: there each rank reads by itself.
 _state = threading.local()
 
 
@@ -29,7 +30,7 @@ class Together:
 
     Ranks that call `stop_if_others_failed` while they read notice a failure within seconds.
 
-    `alone`: the script has given rank= and size=, so this process runs actions without the other ranks.
+    `alone`: the script has given the DataSet a rank= or size=, so this process runs actions without the other ranks.
     """
 
     def __init__(self, alone: bool):

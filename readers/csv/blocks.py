@@ -31,7 +31,7 @@ def parse_block(
         has_newlines: whether quoted values contain newlines.
         find_line: returns file and line of the first record, for errors.
     """
-    data = errors.clean_block(data, dialect, find_line)
+    data = errors.clean_block(data, dialect, find_line)  # to UTF-8, without comments
     try:
         try:
             table = _read_table(data, names, numbers, types, dialect, has_newlines)
@@ -48,6 +48,7 @@ def parse_block(
         raise errors.explain_error(data, dialect, names, types or {}, find_line(), error) from None
     for number in numbers:
         column = table[str(number)]
+        # Texts may be numbers in a spelling of the dialect. Some numbers stand for missing values (`null_numbers`).
         if types is None and pa.types.is_string(column.type):
             converted = convert.recognise_column(column, dialect)
             table = table if converted is None else _put_column(table, number, converted)

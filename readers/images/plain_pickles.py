@@ -1,4 +1,8 @@
-"""Loads pickles of plain values and NumPy arrays. Imports no modules and calls no functions that the pickle names."""
+"""Loads pickles of plain values and NumPy arrays, such as the files of CIFAR-10.
+
+Python's `pickle.load` imports the modules and calls the functions that a pickle names, so a downloaded file could do
+anything. Here a pickle can build values only.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ from typing import Any, BinaryIO
 from matex_tf.readers.base.formats import ReaderError
 
 _LONG = 4096  # bytes objects that are longer stay in the file
-_MOST_READS = 10_000_000
+_MOST_READS = 10_000_000  # of one pickle: more than any data set needs
 _MOST_ARGUMENTS = 8  # of a call
 _MOST_KEYS = 1000  # a chosen set of keys can make a dict quadratic in time
 _MOST_SHOWN = 200  # characters of an error, in messages
@@ -52,7 +56,7 @@ class Dtype:
 
 
 class _File:
-    """A file that raises an error at its end, and after more reads than any data set needs."""
+    """A file that raises an error at its end, and after `_MOST_READS` reads."""
 
     def __init__(self, file: BinaryIO, named: Path | str):
         self.size = file.seek(0, 2)

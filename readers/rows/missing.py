@@ -29,7 +29,7 @@ def replace_missing(rows: np.ndarray, how: Any, find_place: Callable[[int, tuple
     """
     if how == "nan" or rows.dtype.kind != "f" or not rows.size:
         return
-    step = max(1, _PIECE_BYTES // max(1, rows[:1].nbytes))
+    step = max(1, _PIECE_BYTES // max(1, rows[:1].nbytes))  # rows of a piece: `is_missing` is as small as one piece
     for start in range(0, len(rows), step):
         piece = rows[start : start + step]
         with np.errstate(invalid="ignore"):

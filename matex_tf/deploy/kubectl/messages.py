@@ -18,7 +18,8 @@ _FORBIDDEN = "you may not do that with MPIJobs there: ask whoever runs the clust
 _LOGIN = "your login has run out: log in to the cluster again"
 _ADDRESS = "the cluster does not answer at this address: `kubectl config view --minify` shows it"
 _NO_CLUSTER = "localhost:8080"  # kubectl's default address without a configuration
-# Final refusals by the cluster, with their meaning. A further request would fail in the same way.
+# Final refusals by the cluster: a part of the message, and its meaning. The first one that fits is shown. A further
+# request would fail in the same way.
 _REFUSALS = (
     Refusal('no matches for kind "MPIJob"', _NO_MPIJOBS),
     Refusal("could not find the requested resource", _NO_MPIJOBS),

@@ -1,6 +1,7 @@
 """IBM Spectrum LSF.
 
-`Scheduler` submits and follows jobs. This file has what differs for LSF: commands, options, words and messages.
+`Scheduler` submits and follows jobs, and describes each class variable below. This file has what differs for LSF:
+commands, options, words and messages.
 """
 
 from __future__ import annotations

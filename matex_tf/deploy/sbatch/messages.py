@@ -25,6 +25,7 @@ def _list_partitions(columns: str) -> tuple[str, ...]:
 
 LIMITS = _list_partitions("%R %D %c %l")
 _ASSOCIATIONS = ("sacctmgr", "-n", "-P", "show", "associations", "where", "user=$USER", "format=account,partition")
+# A part of Slurm's message, its meaning, and what a command lists for the user. The first one that fits is shown.
 REFUSALS = (
     Refusal("invalid partition", "there is no such partition", "The partitions", _list_partitions("%R")),
     Refusal("Invalid account", "the account is not known, or you may not use it on this partition",

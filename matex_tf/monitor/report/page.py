@@ -109,7 +109,7 @@ def _make_clocks(recorded: _Recorded) -> dict[str, Any]:
         if ranks:
             first = next(iter(ranks.values()))
             times.append(first["t"] - recorded.zero)
-            steps.append(steps[-1][-1] + np.nan_to_num(first["st"]))
+            steps.append(steps[-1][-1] + np.nan_to_num(first["st"]))  # "st": steps since the start
     t, count = np.concatenate(times), np.concatenate(steps)
     if count[-1] > 0:
         grid = np.linspace(0, recorded.end, _CLOCK_POINTS)
@@ -186,13 +186,13 @@ def _draw_metrics(runs: Sequence[_Recorded], figures: Figures) -> Iterator[str]:
 
 
 def _draw_quantities(runs: Sequence[_Recorded], figures: Figures) -> Iterator[str]:
-    """A chart of each quantity; "" for those that were not recorded. With more lines, each has fewer points."""
+    """A chart of each quantity; "" for a quantity that was not recorded. With more lines, each has fewer points."""
     line_count = sum(min(max(len(recorded.ranks), 1), quantities.MAX_LINES) for recorded in runs)
     buckets = min(max(_MAX_BUCKETS // line_count, 40), 160)
     for quantity in quantities.QUANTITIES:
         lines_of_runs = []
         for recorded in runs:
-            slowest = balance.find_slowest(recorded.steps)
+            slowest = balance.find_slowest(recorded.steps)  # (rank, seconds that others wait for it), or None
             chosen = [slowest[0]] if slowest else []
             lines_of_runs.append(
                 quantities.draw_quantity(quantity, recorded.starts, recorded.zero, recorded.end, chosen)

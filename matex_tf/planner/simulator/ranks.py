@@ -26,7 +26,8 @@ LEAST_FACTOR = 0.05
 """Noise never makes a computation faster than this factor."""
 Note = Callable[..., None]
 """Called for a timeline with (activity, begin, end, lane=0, label="", size=0). `begin` and `end` are seconds, common to
-all ranks or an array with the time of each rank. Lane 1 reduces buckets; `size` is in bytes.
+all ranks or an array with the time of each rank. Lane 1 reduces buckets; `size` is in bytes. The activities are named
+as in a measured run (`observe.timeline`): a "gap" is computation, "meet" the wait for other ranks.
 """
 
 

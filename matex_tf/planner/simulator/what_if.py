@@ -14,7 +14,9 @@ from matex_tf.costs.collectives import Link
 from matex_tf.planner.simulator.program import ImpossibleRequest
 
 BUCKETS = ("best", "ibatch", "each")
+"""Plans of buckets: the fastest, the greedy one of the paper iBatch, one bucket for each gradient."""
 PULLS = ("default", "layerwise", "ibatch")
+"""Messages by which a worker receives parameters from servers: all in one, one for each layer, greedy as in iBatch."""
 ALGORITHMS = collectives.EXACT
 _NOT_WITH_STRATEGY = ("overlap", "buckets", "algorithm", "compression", "servers", "pull")
 """Changes that cannot be combined with a strategy."""

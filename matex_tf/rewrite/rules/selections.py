@@ -3,7 +3,9 @@
 Indices may be numbers of rows of the script's batch. If rank 1 has rows 3 and 4, its row 0 is the script's row 3: a
 rule adds or subtracts the index of the rank's first row.
 
-The functions `emit` create the ops of a rank. Their argument `copy` (`emit.Copy`) knows the rank's slice of the batch.
+A rule returns a `Decision`: the placements to which the inputs are brought (None: unchanged), and the placements of the
+outputs. If a `require` fails, there is no rule for the op: it gets whole inputs. The functions `emit` create the ops of
+a rank. Their argument `copy` (`emit.Copy`) knows the rank's slice of the batch.
 """
 
 from __future__ import annotations
@@ -64,7 +66,7 @@ def _take_own(node: Node, take: Any) -> Decision:
 @register_rule("GatherNd", moves=0)
 def gather_nd(node: Node) -> Decision:
     table, indices = node.get_placement(0), node.require_rows(1)
-    require(not node.read_attribute("batch_dims", 0) and indices.axis < node.count_axes(1) - 1)
+    require(not node.read_attribute("batch_dims", 0) and indices.axis < node.count_axes(1) - 1)  # last: coordinates
     if table.is_sharded and table.axis == 0 and table.rows == indices.index_rows:
         require(node.count_axes(1) == 2)
         return _take_own(node, tf.gather_nd)
@@ -80,7 +82,7 @@ def where(node: Node) -> Decision:
     def emit(copy: Any, mask: Any) -> list[Any]:
         return [tf.where(mask) + _make_offset(copy, mask, count)]
 
-    chosen = Rows(placement.rows.blocks, ("chosen", node.inputs[0].key))
+    chosen = Rows(placement.rows.blocks, ("chosen", node.inputs[0].key))  # the rows that this mask selects
     return node.decide([None], shard(0, chosen)._replace(index_rows=placement.rows), emit=emit)
 
 
@@ -90,4 +92,5 @@ def one_hot(node: Node) -> Decision:
     count = node.count_axes(0)
     axis = node.read_attribute("axis")
     axis += count + 1 if axis < 0 else 0
+    # The new axis may be before the axis of the rows.
     return node.decide([None], shard(placement.axis + (axis <= placement.axis), placement.rows))

@@ -26,6 +26,7 @@ class AnnounceUpdateKernel : public OpKernel {
     OP_REQUIRES_OK(construction, construction->GetAttr("names", &names));
     OP_REQUIRES_OK(construction, construction->GetAttr("shapes", &shapes));
     OP_REQUIRES_OK(construction, construction->GetAttr("T", &types));
+    // See UpdatePart and Entry (layout.h). `of`: the gradients of the whole update, if this announces a part of one.
     bool checked = false;
     OP_REQUIRES_OK(construction, construction->GetAttr("place", &part_.place));
     OP_REQUIRES_OK(construction, construction->GetAttr("of", &part_.gradients));
@@ -33,7 +34,7 @@ class AnnounceUpdateKernel : public OpKernel {
     OP_REQUIRES_OK(construction, construction->GetAttr("checked", &checked));
     std::vector<tensorflow::int64> variables;
     OP_REQUIRES_OK(construction, construction->GetAttr("variables", &variables));
-    variables.resize(names.size());
+    variables.resize(names.size());  // missing numbers are 0: no gradient of a variable
     OP_REQUIRES(construction, names.size() == shapes.size() && names.size() == types.size(),
                 errors::InvalidArgument("MatexAnnounceUpdate: expected as many names as shapes and types, not ",
                                         names.size(), ", ", shapes.size(), " and ", types.size()));

@@ -51,7 +51,8 @@ struct Float16 {
     const uint32_t bits = BitsOf(value);
     const uint32_t magnitude = bits & 0x7FFFFFFFu;
     const uint32_t sign = (bits >> 16) & 0x8000u;
-    // Below 2^-14 a float16 is subnormal: adding 0.5 makes the float32 adder round at the right bit.
+    // Below 2^-14 a float16 is subnormal: adding 0.5 makes the float32 adder round at the right bit. Then the bits of
+    // 0.5 are subtracted.
     const uint32_t subnormal = BitsOf(FloatOf(magnitude) + 0.5f) - 0x3F000000u;
     // The exponent loses the difference of the biases, 127 - 15. Then 13 bits are rounded off, as in Bfloat16::Store.
     const uint32_t normal = (magnitude - 0x38000000u + 0xFFFu + ((magnitude >> 13) & 1u)) >> 13;

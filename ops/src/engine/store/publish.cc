@@ -5,6 +5,7 @@
 //    ranks of a host can read (homes.h).
 // 2. `Publish` without homes: by messages (an all-gather), such as between hosts, or before there are homes.
 // 3. `PublishLater`: by messages of the pull thread, while the next step computes (pulls.h).
+// `variables.Visit(rank, work)` calls `work(i, first, count)` for the elements of each variable `i` that `rank` owns.
 #include "engine/store/publish.h"
 
 #include <cstring>

@@ -30,6 +30,7 @@ constexpr std::chrono::milliseconds kPollInterval(1);
 constexpr char kAgreeing[] = "agreeing on which new weights come next";
 
 struct Job {
+  // publish.h: the pieces of the variables, the messages that send them, and `needed`, when a step needs the variables.
   DividedVariables variables;
   // What to call (publish.h): `begin` gives the addresses of the variables; `end` reports a variable that is complete,
   // or has failed.
@@ -129,7 +130,7 @@ class PullThread {
       if (code != MPI_SUCCESS) BreakJobs(MpiError(code, "MPI_Iallreduce", kAgreeing));
     }
     if (last_common_ == 0) return nullptr;
-    Job* chosen = jobs.front();
+    Job* chosen = jobs.front();  // the job with the lowest number, so all ranks have it
     for (Job* const job : jobs) {
       if (job->number <= last_common_ && job->variables.needed < chosen->variables.needed) chosen = job;
     }

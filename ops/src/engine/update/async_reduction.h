@@ -6,7 +6,8 @@
 // the thread reduces updates in the order of their announcements. Before each transfer the threads of all ranks agree
 // that its gradients are ready on all ranks or will not come. They use a communicator of their own and sleep meanwhile.
 //
-// An update may be announced in parts. Each is reduced like an update with its own layout; only the last counts.
+// An update may be announced in parts (UpdatePart in layout.h), each with a layout of its own. Each part is reduced
+// like an update; only the last one counts as an update in the records.
 #pragma once
 
 #include <cstdint>
@@ -29,8 +30,9 @@ struct HandedOver {
   std::function<void(const Error&)> done;
 };
 
-// Announces an update, or a part of one, with the weight and batch of `ReduceInline` (inline.h). A rendezvous: all
-// ranks must announce the same. `announcement` becomes the number, from 1, under which the gradients are handed over.
+// Announces an update, or a part of one. Each gradient is multiplied by this rank's `weight` before the sum. A
+// rendezvous: all ranks must announce the same gradients and rows of `batch`. `announcement` becomes the number, from
+// 1, under which the gradients are handed over.
 Error Announce(const UpdatePart& part, double weight, Batch batch, int64_t* announcement);
 
 // Hands over gradient `entry` of an announcement. Each must be handed over exactly once, or the announcement given up.

@@ -1,5 +1,6 @@
-// Runs one transfer of a layout: scales its fragments into one message, sums it over ranks and copies the sums out.
-// Both reductions call it, with their own `add_up`. A transfer of one fragment is summed in place, without a copy.
+// Runs one transfer, which is one sum over ranks. Its fragments are ranges of gradients (layout.h): they are scaled
+// into one message, which is summed over ranks, and the sums are copied out. A transfer of one fragment is summed in
+// place, without a copy. The inline and the overlapped reduction call RunTransfer, each with its own `add_up`.
 #pragma once
 
 #include <cstdint>
@@ -13,12 +14,13 @@
 namespace matex {
 
 // data = the sum over ranks of `data`, the elements of a transfer. If ranks own the elements, each rank gets only the
-// sums of its own elements. If the transfer is compressed, `residual` receives the error that this rank keeps.
+// sums of its own elements. If the transfer is compressed, `residual` receives what the compression has left out: this
+// rank adds it to its next gradients.
 using AddUp = std::function<Error(const Transfer& transfer, void* data, float* residual)>;
 
 // outputs[i] = the sum over ranks of weight * inputs[i], for the fragments of a transfer of `layout`; outputs[i] may be
 // inputs[i]. Elements that other ranks own are undefined. Transfers of several fragments use `buffer`, which grows as
-// needed. If the transfer is compressed, the old residuals are added before the sum, which gives new ones.
+// needed. If the transfer is compressed, the residuals of the layout are added before the sum, and replaced.
 Error RunTransfer(const Layout& layout, const Transfer& transfer, const void* const* inputs, void* const* outputs,
                   double weight, std::vector<char>* buffer, const AddUp& add_up);
 
@@ -31,8 +33,8 @@ int RunTransfer(const Transfer& transfer, const void* const* inputs, void* const
 using Gather = std::function<int(const Transfer& transfer, void* data)>;
 int GatherTransfer(const Transfer& transfer, void* const* wholes, std::vector<char>* buffer, const Gather& gather);
 
-// All elements of one type in a layout with cuts (layout.h): shares[r] has the elements that only rank r needs; the
-// last share has the elements that all ranks need. A Scatter has the Shares of each type.
+// All elements of one type in a layout with cuts, the borders of the pieces that ranks own: shares[r] has the elements
+// that only rank r needs; the last share has the elements that all ranks need. A Scatter has the Shares of each type.
 using Shares = std::vector<Transfer>;
 struct Scatter {
   Scatter(const Layout& layout, int ranks);
