@@ -38,7 +38,7 @@ class OwnCopy(Copy):
 
 
 class OwnExchanger:
-    """Uses this rank's data for every rank; see `rewrite.sharing.Exchanger` and `steps.exchanger`."""
+    """Uses this rank's data for every rank; see `rewrite.sharing.Exchanger`. Arguments as of `steps.exchanger`."""
 
     sums_early = False
 
@@ -63,7 +63,7 @@ class OwnExchanger:
         import tensorflow as tf
 
         contributes = batch_slice.contributes
-        ranks = world.get_world().trainers
+        ranks = world.get_world().trainers  # all ranks but those that only serve weights
 
         def compute_result(kind: str, tensor: Any) -> Any:
             if kind == "gather":

@@ -83,7 +83,10 @@ def _leads_to_same(path: str) -> bool:
     """
     view, path = overlay.get_view(), os.path.abspath(path)  # the working folder may be in the private folder
     with real_files.use_real_files():
-        return view is None or view.find_key(path) in (None, os.path.realpath(path))
+        if view is None:  # this rank uses the disk itself
+            return True
+        key = view.find_key(path)  # the path after this rank's links; None: the view does not handle it
+        return key in (None, os.path.realpath(path))
 
 
 def _has_part(place: str, part: Part) -> bool:

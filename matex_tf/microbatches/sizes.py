@@ -27,9 +27,11 @@ from matex_tf.world import world
 GROWTH = 4
 """The largest factor between the sizes of two parts, while sizes are measured."""
 SUMS = 2
-"""Tensors in memory for each sum, such as a gradient, next to the sum of a part: the sum of parts, and of ranks."""
+"""For each sum, such as a gradient, memory holds the sum of the parts and the sum of the ranks. (The sum of one part
+counts as memory of the part.)"""
 OUTPUTS = 3
-"""Tensors in memory for the rows that a region gives: in lists of parts, concatenated, and as results of later ops."""
+"""Memory holds the rows that a region returns three times: in lists of parts, concatenated, and as results of later ops.
+"""
 NO_PROC = "auto reads memory off /proc, as Linux has it: give a number of rows"
 ON_GPU = "auto measures the host's memory, and its weights are in that of a GPU: give a number of rows"
 
@@ -121,7 +123,7 @@ class Fitting:
         if known is None or part < known.measured_rows:  # not measured, or a smaller last part
             return np.int64(part_size)
         part_bytes = max(1, read_resident_bytes("VmHWM") - known.start_bytes)
-        # What stays in memory for all parts: sums, and the rows that the region gives. Other memory is for one part.
+        # What stays in memory for all parts: sums, and the rows that the region returns. Other memory is for one part.
         kept_bytes = SUMS * sums + OUTPUTS * count * rows / part
         known.measured_rows = int(part)
         known.fitting_rows = max(0, int(part * (known.max_bytes - known.start_bytes - kept_bytes) / part_bytes))
@@ -133,7 +135,8 @@ class Fitting:
             if not is_step_limited:  # no region runs in parts for good: malloc may keep freed blocks
                 return_freed(LARGE)
             return np.int64(known.safe_rows)
-        if known.safe_rows >= 2 * known.measured_rows:  # measure a larger part
+        # Rows are left. Go on with a larger part to measure, or, if hardly more rows fit, end the measurement.
+        if known.safe_rows >= 2 * known.measured_rows:
             return np.int64(known.safe_rows)
         self._current = None
         known.is_limited, known.fitting_rows = True, max(1, known.fitting_rows)

@@ -39,6 +39,7 @@ class Price:
 
     @property
     def is_statistical(self) -> bool:
+        """Whether the strategy (`local:H` or `async`) gives other results than the script alone."""
         return settings.is_statistical(self.strategy)
 
     @property
@@ -71,9 +72,10 @@ def estimate_strategies(predictor: Predictor, ranks: int, requested: str = "") -
     if update.weights:
         if 0 < settings.count_only_serving(requested) < ranks:
             prices.append(_estimate_only_serving(predictor, ranks, requested))
+        # Each rank owns a piece (`sharded`), one rank of each host, one rank of all, or the requested number of ranks.
         owner_counts = {ranks, allreduce.hosts, 1, min(_read_number(requested, "servers", ranks), ranks)}
         for owners in sorted(owner_counts, reverse=True):
-            slots = update.whole + update.slots / owners  # on an owner
+            slots = update.whole + update.slots / owners  # on an owner; `whole` cannot be in pieces
             step = predict_pieces(predictor, allreduce, owners)
             prices.append(Price(_name_pieces(owners, ranks), step, slots, allreduce.memory - all_slots + slots))
     else:
@@ -113,7 +115,7 @@ def _estimate_only_serving(predictor: Predictor, ranks: int, strategy: str) -> P
     batches = training if plan.scaling == "weak" else 1
     step = replace(
         step,
-        rows_a_second=plan.rows * batches / step.step,
+        rows_a_second=plan.rows * batches / step.step,  # this and the efficiency: of the real batch
         efficiency=batches * predictor.compute.estimate_alone(ranks)[0] / (ranks * step.step),
     )
     return Price(strategy, step, slots, max(allreduce.memory - update.slots, owner_bytes))
@@ -163,7 +165,7 @@ def predict_pieces(predictor: Predictor, allreduce: Prediction, owners: int) -> 
         update_seconds = min(update_seconds, allreduce.compute)
     estimate = _estimate_pieces_on_one_host if ranks <= links.per_host else _estimate_pieces_between_hosts
     compute = allreduce.compute - update_seconds * (1 - 1 / owners)
-    exposed = estimate(predictor, ranks, owners) + links.estimate_small(ranks, 0)
+    exposed = estimate(predictor, ranks, owners) + links.estimate_small(ranks, 0)  # the rendezvous of publishing
     marks = mark, find_weakest(allreduce.link_mark, EXTRAPOLATED)
     return predictor.make_prediction(ranks, compute, exposed, allreduce.algorithm, allreduce.overlapped, marks)
 
@@ -175,7 +177,7 @@ def _estimate_pieces_on_one_host(predictor: Predictor, ranks: int, owners: int) 
     def estimate_chunk(chunk: float) -> float:
         return links.scale_measured(chunk, functools.partial(pieces.estimate_gradient_pieces, ranks, owners, chunk))
 
-    seconds = links.estimate_small(ranks, 0)
+    seconds = links.estimate_small(ranks, 0)  # the rendezvous of the sums
     # Gradients that are used elsewhere, too, are summed completely.
     if unsharded_bytes := max(predictor.plan.gradient_bytes - update.gradients, 0):
         seconds += links.estimate_sum(ranks, SHARED_MEMORY, unsharded_bytes)

@@ -4,8 +4,9 @@ The replay keeps the measured computation of each rank between its collectives, 
 collective after its last rank has arrived. It recomputes how long ranks wait for each other, and so shows how a change
 of one rank's computation delays the others. `observe.timeline` writes and describes the file.
 
-On the script's lane a rank computes, takes part in collectives, and waits for sums of gradients. With overlapped
-updates, its communication lane sums buckets of gradients at the same time. Arrays of times have a time of each rank.
+A lane is a thread of a rank. On the script's lane a rank computes, takes part in collectives, and waits for sums of
+gradients. With overlapped updates, its communication lane sums buckets of gradients at the same time. Arrays of times
+have a time of each rank.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ import numpy as np
 from matex_tf.planner.simulator.program import ImpossibleRequest
 
 _COLLECTIVES = ("update", "collective", "allgather", "broadcast", "message", "announcement")
-"""Categories of the events on the script's lane (0) that are collectives."""
+"""Categories of the events on the script's lane (0) that are collectives. An "update" is the sum of an inline update; an
+"announcement" announces an overlapped update, whose sums follow on the communication lane.
+"""
 _OWN_GRADIENTS = "gradients are still computed"
 """The name of an event: the communication lane waits for a bucket's gradients of its own rank."""
 _SUMS = "wait for sums"
@@ -57,7 +60,7 @@ def is_timeline(path: str | os.PathLike[str]) -> bool:
 
 
 def replay_timeline(path: str | os.PathLike[str], slow: Mapping[int, float] | None = None) -> Replay:
-    """Replay the steps of a timeline, from the fourth update on; `slow` maps ranks to factors of their computation.
+    """Replay the steps after the fourth update of a timeline; `slow` maps ranks to factors of their computation.
 
     A replayed collective begins when the last rank has arrived; a bucket also waits for a free lane. Without changes
     the result is the measured step.
@@ -84,6 +87,8 @@ def replay_timeline(path: str | os.PathLike[str], slow: Mapping[int, float] | No
 def _read_ranks(rows: Sequence[Mapping[str, Any]]) -> list[_Rank]:
     """The ranks of a timeline, from its events `rows`. Raises ImpossibleRequest: their collectives differ."""
     ranks_by_number: dict[int, _Rank] = {}
+    # Events with a duration (ph is "X"): pid is the rank, tid the lane, ts the begin and dur the duration in
+    # microseconds.
     for row in sorted((row for row in rows if row["ph"] == "X"), key=lambda row: (row["ts"], -row["dur"])):
         rank = ranks_by_number.setdefault(row["pid"], _Rank())
         begin, end = row["ts"] * 1e-6, (row["ts"] + row["dur"]) * 1e-6

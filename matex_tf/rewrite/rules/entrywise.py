@@ -1,7 +1,11 @@
 """Rules for elementwise ops, with broadcasting: if an input has rows, the result has these rows.
 
-Such ops also compute sizes of tensors. A result that counts rows must be known as such: n * 3 has 3 entries for each of
-the n rows (`placement.Size`).
+A rule decides for one op (`node`) which placements its inputs need (None: unchanged), and which its outputs have. If it
+raises an error, as `require` does, the op takes complete inputs. `linear` names the inputs of which the op may keep
+partial sums (`registry`).
+
+Elementwise ops also compute sizes of tensors. A result that counts rows must be known as such: n * 3 has 3 entries for
+each of the n rows (`placement.Size`).
 """
 
 from __future__ import annotations
@@ -61,6 +65,7 @@ for _name, _index in LINEAR_IN.items():
 
 @register_rule(IDENTITIES)
 def keep(node: Node) -> Decision:
+    """The result is the input, with its placement, and with its value if that is constant."""
     return Decision([None], [node.get_placement(0)], None, [node.inputs[0].constant])
 
 

@@ -2,6 +2,10 @@
 
 With 2 ranks and 5 rows, `tf.reduce_sum(x, 0)` is the sum of rows 0-2 on rank 0, and the sum of rows 3-4 on rank 1. A
 reduction along other axes computes each row by itself, and keeps the rows.
+
+A rule decides for one op (`node`) which placements its inputs need (None: unchanged), and which its outputs have; or it
+returns an `Expansion`, a function of which the ops replace the op. If a rule raises an error, as `require` does, the op
+takes complete inputs.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 // Sums whose numbers are sent compressed (compressed_allreduce.h). There are two algorithms: ranks send all numbers in
-// 16 bits (SumIn16Bits), or the largest numbers with their indices (SumLargest).
+// 16 bits (SumIn16Bits), or the largest numbers with their indices (SumLargest). The difference between a number and the
+// number that was sent for it becomes the residual, which is added to the next gradient.
 #include "engine/sums/compressed_allreduce.h"
 
 #include <algorithm>
