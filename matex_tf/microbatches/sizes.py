@@ -27,11 +27,9 @@ from matex_tf.world import world
 GROWTH = 4
 """The largest factor between the sizes of two parts, while sizes are measured."""
 SUMS = 2
-"""For each sum, such as a gradient, memory holds the sum of the parts and the sum of the ranks. (The sum of one part
-counts as memory of the part.)"""
+"""Tensors that stay in memory for each sum, such as a gradient: the sum over the parts, and the sum over the ranks."""
 OUTPUTS = 3
-"""Memory holds the rows that a region returns three times: in lists of parts, concatenated, and as results of later ops.
-"""
+"""Tensors that stay in memory for each result with rows: the list of parts, the whole, and a later op's result."""
 NO_PROC = "auto reads memory off /proc, as Linux has it: give a number of rows"
 ON_GPU = "auto measures the host's memory, and its weights are in that of a GPU: give a number of rows"
 

@@ -172,6 +172,7 @@ class _RankTable:
     rows: Sequence[tuple[Sequence[str], str]]  # the texts of each row, and its style
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        # `wide` measures the width that a table has without the limit of the terminal.
         wide, chosen = options.update(max_width=_MAX_WIDTH), list(range(len(self.names)))
         for omitted in ("", *_OPTIONAL_COLUMNS):  # "": first try all columns
             chosen = [index for index in chosen if self.names[index] != omitted]

@@ -89,8 +89,8 @@ def estimate_strategies(predictor: Predictor, ranks: int, requested: str = "") -
         refused.append(Refusal("async", not_async))
     else:
         step = predict_async(predictor, ranks)
-        whole = predictor.plan.whole
-        prices.append(Price("async", step, all_slots, whole.peak_bytes if whole else step.memory))
+        whole_batch = predictor.plan.whole  # its measurement
+        prices.append(Price("async", step, all_slots, whole_batch.peak_bytes if whole_batch else step.memory))
     if update.not_local:
         refused.append(Refusal("local:H", update.not_local))
     else:
@@ -164,7 +164,7 @@ def predict_pieces(predictor: Predictor, allreduce: Prediction, owners: int) -> 
         update_seconds = pieces.estimate_update(1, update.weights, update.slots, collectives.MEMORY)
         update_seconds = min(update_seconds, allreduce.compute)
     estimate = _estimate_pieces_on_one_host if ranks <= links.per_host else _estimate_pieces_between_hosts
-    compute = allreduce.compute - update_seconds * (1 - 1 / owners)
+    compute = allreduce.compute - update_seconds * (1 - 1 / owners)  # an owner updates 1/owners of the weights
     exposed = estimate(predictor, ranks, owners) + links.estimate_small(ranks, 0)  # the rendezvous of publishing
     marks = mark, find_weakest(allreduce.link_mark, EXTRAPOLATED)
     return predictor.make_prediction(ranks, compute, exposed, allreduce.algorithm, allreduce.overlapped, marks)
@@ -210,11 +210,11 @@ def _estimate_pieces_between_hosts(predictor: Predictor, ranks: int, owners: int
 
 def predict_async(predictor: Predictor, ranks: int) -> Prediction:
     """Ranks that train whole batches asynchronously: the time from batch to batch, without waiting."""
-    rows, whole, compute = predictor.plan.rows, predictor.plan.whole, predictor.compute
+    rows, whole_batch, compute = predictor.plan.rows, predictor.plan.whole, predictor.compute
     seconds, mark = compute.estimate_whole_batch(ranks), EXTRAPOLATED
-    if whole is not None:
-        seconds = whole.typical
-        mark = MEASURED if whole.copies == compute.count_copies(ranks) else EXTRAPOLATED
+    if whole_batch is not None:  # it was measured
+        seconds = whole_batch.typical
+        mark = MEASURED if whole_batch.copies == compute.count_copies(ranks) else EXTRAPOLATED
     marks = mark, MEASURED  # of the links: nothing is sent
     # In `seconds`, each rank trains a batch. So a batch of the run takes seconds / ranks.
     return predictor.make_prediction(

@@ -68,7 +68,7 @@ class Copy:
                 program = self.transform(program, gives)
             body = Body(self, program, gives)
             outputs = body.build(inputs)
-        # `body.last`: the operations that a further collective would wait for.
+        # `body.last`: the operations that a further collective waits for. Ordered ops need no such wait.
         return outputs, body.after if self.is_ordered else body.after + body.last
 
     def keep_once(self, tensor: Any) -> Any:
@@ -128,6 +128,7 @@ class Copy:
         # The rank takes its rows of each block.
         block_start, parts = tf.constant(0, tf.int64), []
         for index, block in enumerate(blocks):
+            # The unit of a single block may be unknown before the graph runs.
             unit = length // batch_slice.total if len(blocks) == 1 else tf.constant(block, tf.int64)
             first, count = block_start + unit * batch_slice.first, unit * batch_slice.count
             if known is None:  # the axis may have one entry for all rows, which is taken once, with the first block

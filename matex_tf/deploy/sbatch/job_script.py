@@ -117,7 +117,7 @@ def format_job(options: Slurm, target: Sequence[str], folder: str) -> str:
     requeue = shell_text.format_again(
         job=number,
         lines=_REQUEUE.format(folder=shlex.quote(folder), number=number),
-        text="; to be requeued (%d)",
+        text="; to be requeued (%d)",  # the end of a message; %d is `value`, the number of the restart
         value="$((${SLURM_RESTART_COUNT:-0} + 1))",
     )
     return format_script(options, options.make_command(target), folder, shell_text.RUN_VARIABLES, requeue)

@@ -23,8 +23,8 @@ import numpy as np
 from matex_tf.planner.simulator.program import ImpossibleRequest
 
 _COLLECTIVES = ("update", "collective", "allgather", "broadcast", "message", "announcement")
-"""Categories of the events on the script's lane (0) that are collectives. An "update" is the sum of an inline update; an
-"announcement" announces an overlapped update, whose sums follow on the communication lane.
+"""Categories of the events on the script's lane (0) that are collectives. An "update" sums the gradients of an inline
+update; an "announcement" announces an overlapped update, whose sums follow on the communication lane.
 """
 _OWN_GRADIENTS = "gradients are still computed"
 """The name of an event: the communication lane waits for a bucket's gradients of its own rank."""

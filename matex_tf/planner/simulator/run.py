@@ -176,6 +176,7 @@ def _simulate_with_servers(
     layers = [links.network.estimate_message(size) - start_up for size in reversed(program.sizes)]  # first layer first
     forward = _estimate_forward_times(program)
     planners = {"layerwise": ibatch.plan_by_layer, "ibatch": ibatch.plan_greedy}
+    # A pull gets the parameters of one or more layers.
     plan_pulls = planners.get(what_if.pull or "", ibatch.plan_whole)
     pulls = plan_pulls(ibatch.Layers(forward, layers, start_up))
     work = servers.Work(

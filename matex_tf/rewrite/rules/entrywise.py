@@ -49,6 +49,7 @@ def compute_entries(node: Node, first_index: int = 0) -> Decision:
     # Broadcasting aligns the last axes, so the axis of the rows is counted from the end.
     rows, from_end = node.get_placement(first).rows, node.count_axes(first) - node.get_placement(first).axis
     counts = [node.count_axes(index) for index in indexes]
+    # An input with too few axes has no axis of rows, and stays whole.
     needs = [
         node.bring_rows(index, shard(count - from_end, rows)) if count >= from_end else WHOLE
         for index, count in zip(indexes, counts)
@@ -140,6 +141,7 @@ def _combine_sizes(node: Node, combine: Callable[[Size, Size], Size | None]) -> 
     length = max(map(len, terms))
     # A single number is broadcast against a vector.
     first, second = (sizes * length if len(sizes) == 1 else sizes for sizes in terms)
+    # `Size()`: a number that is equal on all ranks.
     combined = [combine(a, b) if a.rows or b.rows else Size() for a, b in zip(first, second)]
     if len(first) != len(second) or None in combined:
         return None

@@ -125,8 +125,8 @@ FoundRecords FindLines(const std::string& name, const FileState& state, int64_t 
     for (const char* line = block.get(); (line = static_cast<const char*>(memchr(line, '\n', end - line))); ++line) {
       found.offsets.push_back(at + (line - block.get()));
     }
-    // `content`, the last byte of a line, shows whether a last line without an end follows the line ends. A '\r' does not
-    // count: TensorFlow drops it.
+    // `content`, the last byte of a line, shows whether a line without an end follows the last line end. A '\r' is no
+    // content: TensorFlow drops it.
     for (const char* byte = end; byte > block.get(); --byte) {
       if (byte[-1] == '\n' || byte[-1] == '\r') continue;
       found.content = at + (byte - 1 - block.get());
