@@ -25,7 +25,7 @@ _INPUT = 0  # the descriptor of standard input
 
 
 def _is_read_once() -> bool:
-    """With MATEX_OUTPUT=all, every rank uses its own files and input."""
+    """Whether rank 0 reads for all ranks. With MATEX_OUTPUT=all, every rank uses its own files and input."""
     return settings.get_settings().output != "all"
 
 

@@ -27,8 +27,8 @@ class Order:
     """The order in which one rank uses its rows in each epoch.
 
     Args:
-        redeal: whether ranks get other rows in each epoch.
         deal: which rows of the part each rank has.
+        redeal: whether ranks get other rows in each epoch.
         in_memory: positions are indices of the rank's array; otherwise they are row numbers of the part.
     """
 

@@ -89,6 +89,6 @@ def _convert_exit_status(status: int) -> int:
     """A shell's exit code for an exit status of PBS."""
     if status < 0:  # the job could not run
         return 1
-    if status >= 256:  # the job was ended by a signal
+    if status >= 256:  # the job was ended by the signal `status % 128`
         return 128 + status % 128
     return status

@@ -177,8 +177,9 @@ def _replay_buckets(
     `starts` are the measured and the replayed starts of the intervals of computation in which gradients became ready.
     """
     for index, (wait_begin, ready, end) in enumerate(buckets):
-        # Gradients become ready in the last interval of computation that begins before them, or else in the first. They
-        # are ready as long after its replayed start as measured after its measured start, times the factor.
+        # A rank's gradients became ready in the last interval of computation that began before them, or else in the
+        # first one. In the replay, the time from the start of this interval until they are ready is the measured time
+        # times the factor.
         replayed_ready = ready
         for number, (measured, replayed) in enumerate(starts):
             replayed_ready = np.where(

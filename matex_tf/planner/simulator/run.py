@@ -85,7 +85,8 @@ def simulate_plan(
         assumptions.append(f"{plan.network} between hosts")
     if what_if.algorithm == predict.MPI and not links.is_mpi_known(ranks):
         assumptions.append(f"the best algorithm for MPI's own sums, which were not measured on {ranks} ranks")
-    # Without a requested noise, each simulated step takes as long as one of the measured steps, drawn at random.
+    # Without a requested noise, computation varies as in the measured steps: each simulated step draws one of their
+    # factors.
     factors = predictor.compute.compute_spread(ranks) if what_if.noise is None and what_if.servers is None else ()
     disturbance = Disturbance(what_if.noise or 0.0, what_if.slow, factors)
     rows = max(plan.rows, 1) * (ranks if plan.scaling == "weak" else 1)

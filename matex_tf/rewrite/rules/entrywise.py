@@ -49,7 +49,7 @@ def compute_entries(node: Node, first_index: int = 0) -> Decision:
     # Broadcasting aligns the last axes, so the axis of the rows is counted from the end.
     rows, from_end = node.get_placement(first).rows, node.count_axes(first) - node.get_placement(first).axis
     counts = [node.count_axes(index) for index in indexes]
-    # An input with too few axes has no axis of rows, and stays whole.
+    # An input with too few axes has no axis of rows, and is taken whole.
     needs = [
         node.bring_rows(index, shard(count - from_end, rows)) if count >= from_end else WHOLE
         for index, count in zip(indexes, counts)

@@ -30,7 +30,7 @@ def _keep_rows(node: Node) -> Placement | None:
     if is_reduced:
         return None
     keeps_axes = node.read_attribute("keep_dims", False)
-    # Without reduced axes, the new number of the axis of the rows depends on how many axes before it are reduced.
+    # If reduced axes are dropped, the new number of the axis of the rows depends on how many before it are reduced.
     require(is_reduced is not None and (keeps_axes or None not in named_before))
     return shard(placement.axis if keeps_axes else placement.axis - named_before.count(True), placement.rows)
 

@@ -20,7 +20,8 @@ namespace matex {
 // Variables of one type, divided into pieces among the ranks, and their addresses in this process.
 struct DividedVariables {
   std::shared_ptr<const Layout> layout;  // the variables, and by the cuts (layout.h) the pieces of each
-  std::shared_ptr<const std::vector<Transfer>> messages;  // each has elements of one or several variables
+  // The messages by which the pieces are sent, each with elements of one or several variables.
+  std::shared_ptr<const std::vector<Transfer>> messages;
   std::vector<void*> wholes;  // the address of each complete variable
   std::string name;      // for messages
   int64_t needed = 0;    // when a step needs the variables: variables with a smaller number are sent first
