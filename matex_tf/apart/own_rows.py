@@ -108,8 +108,8 @@ def find_obstacle(program: Program) -> str:
             from_gathered.update(map(id, node.outputs))
         if any(map(_uses_others, node.bodies)):
             return _USES_OTHERS
-    # The script must not get gathered rows, neither as a result nor later from a variable. A value that was computed from
-    # gathered rows has rows itself only if an axis of it is as long as an axis of rows.
+    # The script must not get gathered rows, neither as a result nor later from a variable. A value that was computed
+    # from gathered rows has rows itself only if an axis of it is as long as an axis of rows.
     made = [value for node in program.nodes for value in node.outputs]
     shapes = (
         (value.whole_shape, value.placement.axis) for value in (*program.inputs, *made) if value.placement.is_sharded

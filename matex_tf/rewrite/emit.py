@@ -124,8 +124,8 @@ class Copy:
         sizes = tf.shape(tensor, tf.int64)
         length, is_axis = sizes[to.axis], tf.equal(tf.range(tf.rank(tensor)), to.axis)
         known = None if tensor.shape.rank is None else tensor.shape.as_list()[to.axis]
-        # A block, such as one of two concatenated batches, has all rows of the batch, and `unit` entries for each row. The
-        # rank takes its rows of each block.
+        # A block, such as one of two concatenated batches, has all rows of the batch, and `unit` entries for each row.
+        # The rank takes its rows of each block.
         block_start, parts = tf.constant(0, tf.int64), []
         for index, block in enumerate(blocks):
             # The unit of a single block may be unknown before the graph runs.
