@@ -56,7 +56,7 @@ class TypedTable(TableFormat):
             self.columns.data_shape = _check_shape(shape)
         dtypes = self.columns.list_dtypes(dtype)
         self._packed_dtypes: dict[int, np.dtype] = {}  # by column of bytes that hold numbers: the numbers' dtype
-        self._list_columns: list[int] = []  # columns whose rows are lists of values, also those of `_packed_dtypes`
+        self._list_columns: list[int] = []  # columns whose rows are lists of values; also the keys of `_packed_dtypes`
         plain_types = {}
         for number in self.columns.used:
             name, stored = types[number]
