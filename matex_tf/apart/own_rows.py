@@ -63,7 +63,7 @@ class OwnExchanger:
         import tensorflow as tf
 
         contributes = batch_slice.contributes
-        ranks = world.get_world().trainers  # all ranks but those that only serve weights
+        ranks = world.get_world().trainers  # the ranks that compute rows
 
         def compute_result(kind: str, tensor: Any) -> Any:
             if kind == "gather":

@@ -110,7 +110,11 @@ class Fitting:
         return np.int64(known.fitting_rows if known.is_limited else known.safe_rows)
 
     def note_part(self, part_size: Any, count: Any, part: Any, sums: Any, rows: Any, *_: Any) -> np.int64:
-        """The size of the next part, after a part.
+        """The size of the next part, after a part. The size stays if the part is not measured. Otherwise:
+
+        - If all rows of the rank fit, they may be one part.
+        - Else, if a part of at least twice the rows may be computed, it is the next one, and is measured.
+        - Else all parts have the number of rows that fit, from now on.
 
         part_size: the result of `start` or `note_part` for the part.
         count: the rows of the rank.
@@ -133,7 +137,6 @@ class Fitting:
             if not is_step_limited:  # no region runs in parts for good: malloc may keep freed blocks
                 return_freed(LARGE)
             return np.int64(known.safe_rows)
-        # Rows are left. Go on with a larger part to measure, or, if hardly more rows fit, end the measurement.
         if known.safe_rows >= 2 * known.measured_rows:
             return np.int64(known.safe_rows)
         self._current = None

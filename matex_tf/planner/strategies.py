@@ -192,7 +192,7 @@ def _estimate_pieces_between_hosts(predictor: Predictor, ranks: int, owners: int
     """Seconds of sums of gradients and of publishing new weights, as far as computation does not hide them."""
     plan, update, links = predictor.plan, predictor.plan.update, predictor.links
     # A sum goes around the ring twice. Gradients of pieces go once, in messages ranks / owners times as large. So they
-    # send ranks / (2 * owners) times the bytes of a sum.
+    # send ranks / (2 * owners) times the bytes of a sum: half of them if all ranks are owners.
     piece_share = update.gradients / plan.gradient_bytes
     sums = predictor.predict_step(ranks, 1 - piece_share + piece_share * ranks / (2 * owners)).exposed
     estimate_half = functools.partial(pieces.estimate_pieces_by_messages, ranks, links.per_host, owners)

@@ -96,7 +96,7 @@ class Copy:
         return tf.cast(count, tf.int64) // self.batch_slice.count * self.batch_slice.total
 
     def create_op(self, node: Node, inputs: Sequence[Any], **changes: Any) -> list[Any]:
-        """Create the op of a node with other inputs. `changes`: attributes with new values, by name."""
+        """Create the op of a node with other inputs. `changes`: new values of attributes that are dtypes, by name."""
         from tensorflow.core.framework import attr_value_pb2
 
         if ordered_sums.is_unordered(node):  # TensorFlow may add the terms in another order on each rank

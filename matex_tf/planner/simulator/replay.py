@@ -132,7 +132,11 @@ def _keep_last_waits(script: Sequence[tuple[str, float, float]]) -> list[tuple[s
 
 
 def _replay_updates(ranks: Sequence[_Rank], factors: np.ndarray) -> tuple[list[float], list[float]]:
-    """The ends of the updates on rank 0: (as measured, as replayed)."""
+    """The ends of the updates on rank 0: (as measured, as replayed).
+
+    Goes through the events of the script's lane, each for all ranks: when ranks arrive in the replay, and when they
+    continue. Between two events a rank computes.
+    """
     # By bucket, then by its three times (`_Rank.buckets`), then by rank.
     buckets = np.array([rank.buckets for rank in ranks]).reshape(len(ranks), -1, 3).transpose(1, 2, 0)
     # The start of each rank's current interval of computation: the end of its last event, at first the begin of the

@@ -89,7 +89,7 @@ def cast(node: Node) -> Decision:
 @register_rule(SUMS, linear=slice(None))
 def add(node: Node) -> Decision:
     lists = [placement for placement in node.placements if placement.kind == LIST]
-    if lists:
+    if lists:  # AddN adds them item by item; an empty list has no placement of items
         filled = [placement for placement in lists if placement.item is not None]
         require(len(lists) == len(node.inputs) and len({placement.item for placement in filled}) <= 1)
         return node.decide([None] * len(lists), (filled or lists)[0])
