@@ -84,7 +84,7 @@ def may_overlap(in_pieces: bool = False) -> bool:
 
 
 def _begin_call(plan: Any) -> None:
-    if plan.trained:
+    if plan.trained:  # the weights that the step changes
         tags.get_or_make_tag(plan, TRIAL, lambda: Trial(plan)).begin_call()
 
 

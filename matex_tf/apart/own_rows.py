@@ -38,7 +38,7 @@ class OwnCopy(Copy):
 
 
 class OwnExchanger:
-    """Uses this rank's data for every rank; see `rewrite.sharing.Exchanger` and `steps.exchanger`."""
+    """Uses this rank's data for every rank; see `rewrite.sharing.Exchanger`. Arguments as of `steps.exchanger`."""
 
     sums_early = False
 
@@ -63,7 +63,7 @@ class OwnExchanger:
         import tensorflow as tf
 
         contributes = batch_slice.contributes
-        ranks = world.get_world().trainers
+        ranks = world.get_world().trainers  # the ranks that compute rows
 
         def compute_result(kind: str, tensor: Any) -> Any:
             if kind == "gather":
@@ -108,6 +108,8 @@ def find_obstacle(program: Program) -> str:
             from_gathered.update(map(id, node.outputs))
         if any(map(_uses_others, node.bodies)):
             return _USES_OTHERS
+    # The script must not get gathered rows, neither as a result nor later from a variable. A value that was computed
+    # from gathered rows has rows itself only if an axis of it is as long as an axis of rows.
     made = [value for node in program.nodes for value in node.outputs]
     shapes = (
         (value.whole_shape, value.placement.axis) for value in (*program.inputs, *made) if value.placement.is_sharded
@@ -115,7 +117,7 @@ def find_obstacle(program: Program) -> str:
     row_counts = {shape[axis] for shape, axis in shapes if shape is not None}
 
     def may_be_rows(value: Value) -> bool:
-        """Whether a value has the rows of the batch, as far as its shape shows."""
+        """Whether a value may have the rows of the batch: by its shape, or because its shape is unknown."""
         shape = value.whole_shape
         return shape is None or any(size is None or size in row_counts for size in shape)
 

@@ -1,6 +1,7 @@
 """The folder of a run: `runs/NAME-1`, `runs/NAME-2`, ... in the folder of submission.
 
 Its note, `job.json`, identifies the job: the kind of cluster, the job's id and namespace, and the time of submission.
+`output` has the run's output; `exit-code` has its exit code, which the job script writes at its end.
 """
 
 from __future__ import annotations
@@ -107,7 +108,9 @@ def read_exit_code(folder: Path) -> int | None:
 
 
 def add_exit_code(job: Job, state: State) -> State:
-    """Complete the state of a job that has ended or is forgotten by the exit code from its script."""
+    """Add the exit code that the script has written to the state of a job that has ended, or that the scheduler has
+    forgotten.
+    """
     code = read_exit_code(Path(job.folder)) if job.folder else None
     if code is None or state.phase not in (ENDED, FORGOTTEN) or state.code is not None:
         return state

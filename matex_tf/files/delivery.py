@@ -66,12 +66,13 @@ def deliver_file(path: str) -> None:
     everyone = objects.allgather((me.host, os.path.realpath(place), missing), "which ranks lack saved files")
     # Several ranks may lack the same files of a host. The first of them writes them for all.
     writers: dict[tuple[str, str], int] = {}  # by host and path
+    to_send: set[Part] = set()
     for rank, (host, real_path, missing_there) in enumerate(everyone):
-        if missing_there:
-            writers.setdefault((host, real_path), rank)
+        if missing_there and writers.setdefault((host, real_path), rank) == rank:
+            to_send.update(missing_there)
     if writers:
         for part in parts:
-            if any(part in everyone[rank][2] for rank in writers.values()):
+            if part in to_send:
                 _send_part(path, place, part, writes=me.rank in writers.values())
         objects.barrier("copies of saved files are complete")
 
@@ -83,7 +84,10 @@ def _leads_to_same(path: str) -> bool:
     """
     view, path = overlay.get_view(), os.path.abspath(path)  # the working folder may be in the private folder
     with real_files.use_real_files():
-        return view is None or view.find_key(path) in (None, os.path.realpath(path))
+        if view is None:  # this rank uses the disk itself
+            return True
+        key = view.find_key(path)  # the path after this rank's links; None: the view does not handle it
+        return key in (None, os.path.realpath(path))
 
 
 def _has_part(place: str, part: Part) -> bool:

@@ -48,7 +48,7 @@ def _wrap_get_file(original: Any) -> Any:
     def get_file(*args, **kwargs):
         if not world.is_active():
             return original(*args, **kwargs)
-        with real_files.use_real_files():
+        with real_files.use_real_files():  # on the disk, not in a rank's private folder
             try:
                 folder, name = _find_target(signature.bind(*args, **kwargs).arguments)
             except TypeError:

@@ -143,19 +143,19 @@ class Layers:
         self.known.forget_places()
 
     def _list_places(self, key: str) -> known_places.Places | None:
-        """The entries of the folder `key` that are not on the disk at their own path; None if they are not cached.
+        """For the cache: the entries of the folder `key` that are not on the disk at their own path; None: not cached.
 
-        An entry with a path is a file of the upper layer. For an entry with None, both layers are searched.
+        An entry with a path is a file of the upper layer. For an entry with None, both layers are searched. A name that
+        is no entry is on the disk; in `OwnPlaces` it does not exist.
         """
         if not self._uncached.isdisjoint(journal_reader.list_parents(key)):
             return None
-        # A name that is no entry of the result is at its path on the disk; in a hidden folder it does not exist.
         places = known_places.OwnPlaces() if self.is_hidden(key) else {}
         changed = [path for path in self.hidden | self._shown if os.path.dirname(path) == key]
         places.update({os.path.basename(path): None for path in changed})
         try:
             with os.scandir(self.locate_upper(key)) as entries:
-                places[known_places.IS_OWN] = None
+                places[known_places.IS_OWN] = None  # marks that the upper layer has the folder, too
                 for entry in entries:
                     places[entry.name] = entry.path if entry.is_file(follow_symlinks=False) else None
         except FileNotFoundError:

@@ -25,6 +25,7 @@ _INPUT = 0  # the descriptor of standard input
 
 
 def _is_read_once() -> bool:
+    """Whether rank 0 reads for all ranks. With MATEX_OUTPUT=all, every rank uses its own files and input."""
     return settings.get_settings().output != "all"
 
 
@@ -64,6 +65,8 @@ class _SharedInput(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
+    # A collective is possible only if all ranks reach this line of the script (`is_reached_by_all`).
+
     @functools.cached_property
     def _is_terminal(self) -> bool:
         is_terminal = os.isatty(_INPUT) or bool(task_environment.is_mpirun_at_terminal(_INPUT))
@@ -81,9 +84,10 @@ class _SharedInput(io.RawIOBase):
 
 def _read_for_all(count: int) -> bytes:
     """At most `count` bytes that rank 0 reads, or its error, on every rank. Collective."""
-    ops.records.mark_between_steps()
+    ops.records.mark_between_steps()  # the time of reading is no part of a training step
     outcome: tuple[bytes, OSError | None] = b"", None
     if world.get_world().rank == 0:
+        # The other ranks wait longer than usual before the watchdog ends the job.
         with watchdog.excuse_wait("reading standard input", watchdog.SAVING_FACTOR):
             try:
                 outcome = os.read(_open_input(), count), None

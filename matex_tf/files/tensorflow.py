@@ -207,7 +207,7 @@ def _replace_argument(module: str, name: str, argument: str, find: Callable[[Any
 
 _OF_EVENTS = "tensorflow.python.summary.writer.event_file_writer"
 _OF_PROFILER = "tensorflow.python.profiler.profiler_v2"
-_IN_VIEW = {"when": overlay.has_view}
+_IN_VIEW = {"when": overlay.has_view}  # replaced on ranks with a view only
 _replace_argument("tensorflow.python.lib.io.tf_record", "TFRecordWriter.__init__", "path", _find_writable)
 _replace_argument(_OF_EVENTS, "EventFileWriter.__init__", "logdir", _find_folder, later=True, **_IN_VIEW)
 _replace_argument(_OF_PROFILER, "start", "logdir", _find_folder, later=True, **_IN_VIEW)

@@ -1,4 +1,7 @@
-"""Items of a `PyDataset`: `order_items` finds their order in a pass, `ItemsAhead` makes some of them before a step."""
+"""Items of a `PyDataset` of Keras, whose `__getitem__` makes a batch by its number.
+
+`order_items` finds the order of all items in a pass. `ItemsAhead` makes the items that a rank needs before their steps.
+"""
 
 from __future__ import annotations
 

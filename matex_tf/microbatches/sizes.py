@@ -27,9 +27,9 @@ from matex_tf.world import world
 GROWTH = 4
 """The largest factor between the sizes of two parts, while sizes are measured."""
 SUMS = 2
-"""Tensors in memory for each sum, such as a gradient, next to the sum of a part: the sum of parts, and of ranks."""
+"""Tensors that stay in memory for each sum, such as a gradient: the sum over the parts, and the sum over the ranks."""
 OUTPUTS = 3
-"""Tensors in memory for the rows that a region gives: in lists of parts, concatenated, and as results of later ops."""
+"""Tensors that stay in memory for each result with rows: the list of parts, the whole, and a later op's result."""
 NO_PROC = "auto reads memory off /proc, as Linux has it: give a number of rows"
 ON_GPU = "auto measures the host's memory, and its weights are in that of a GPU: give a number of rows"
 
@@ -110,7 +110,11 @@ class Fitting:
         return np.int64(known.fitting_rows if known.is_limited else known.safe_rows)
 
     def note_part(self, part_size: Any, count: Any, part: Any, sums: Any, rows: Any, *_: Any) -> np.int64:
-        """The size of the next part, after a part.
+        """The size of the next part, after a part. The size stays if the part is not measured. Otherwise:
+
+        - If all rows of the rank fit, they may be one part.
+        - Else, if a part of at least twice the rows may be computed, it is the next one, and is measured.
+        - Else all parts have the number of rows that fit, from now on.
 
         part_size: the result of `start` or `note_part` for the part.
         count: the rows of the rank.
@@ -121,7 +125,7 @@ class Fitting:
         if known is None or part < known.measured_rows:  # not measured, or a smaller last part
             return np.int64(part_size)
         part_bytes = max(1, read_resident_bytes("VmHWM") - known.start_bytes)
-        # What stays in memory for all parts: sums, and the rows that the region gives. Other memory is for one part.
+        # What stays in memory for all parts: sums, and the rows that the region returns. Other memory is for one part.
         kept_bytes = SUMS * sums + OUTPUTS * count * rows / part
         known.measured_rows = int(part)
         known.fitting_rows = max(0, int(part * (known.max_bytes - known.start_bytes - kept_bytes) / part_bytes))
@@ -133,7 +137,7 @@ class Fitting:
             if not is_step_limited:  # no region runs in parts for good: malloc may keep freed blocks
                 return_freed(LARGE)
             return np.int64(known.safe_rows)
-        if known.safe_rows >= 2 * known.measured_rows:  # measure a larger part
+        if known.safe_rows >= 2 * known.measured_rows:
             return np.int64(known.safe_rows)
         self._current = None
         known.is_limited, known.fitting_rows = True, max(1, known.fitting_rows)

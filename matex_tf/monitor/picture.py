@@ -109,13 +109,13 @@ def _format_heading(run: Run, start: Start, recent: Mapping[int, Series]) -> str
 
 
 def _choose_ranks(recent: Mapping[int, Series], steps: Mapping[int, balance.Step], height: int) -> list[int]:
-    """The displayed ranks: all, or the silent ranks and the ranks that wait least."""
+    """The displayed ranks: all; or, if they do not fit, ranks without a recent sample and ranks that wait least."""
     ranks = list(recent)
     max_ranks = max(height - _OTHER_LINES, 3)
     if not height or len(ranks) <= max_ranks:
         return ranks
     newest = max(series["t"][-1] for series in recent.values())
-    # False comes before True: silent ranks are first.
+    # False comes before True: ranks without a recent sample are first.
     order = sorted(
         ranks, key=lambda rank: (recent[rank]["t"][-1] > newest - WINDOW, _compute_waiting(rank, recent, steps))
     )
@@ -124,7 +124,7 @@ def _choose_ranks(recent: Mapping[int, Series], steps: Mapping[int, balance.Step
 
 def _compute_waiting(rank: int, recent: Mapping[int, Series], steps: Mapping[int, balance.Step]) -> float:
     """Seconds that the rank waits now, plus the waiting in its mean step."""
-    seconds, _ = recent[rank].waits
+    seconds, _ = recent[rank].waits  # (seconds, place) of the present wait
     return seconds + (steps[rank].waiting if rank in steps else 0.0)
 
 
@@ -172,6 +172,7 @@ class _RankTable:
     rows: Sequence[tuple[Sequence[str], str]]  # the texts of each row, and its style
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        # `wide` measures the width that a table has without the limit of the terminal.
         wide, chosen = options.update(max_width=_MAX_WIDTH), list(range(len(self.names)))
         for omitted in ("", *_OPTIONAL_COLUMNS):  # "": first try all columns
             chosen = [index for index in chosen if self.names[index] != omitted]

@@ -1,7 +1,8 @@
 """Hooks of TensorFlow, and of the text of Keras' errors, that are not about training steps.
 
 They let a script call collectives in branches and loops, and in functions that XLA compiles. They leave the library's
-frames out of the text of errors. And they refuse `tf.distribute`.
+frames out of the text of errors. And they refuse `tf.distribute`. The last text of each hook says what goes wrong
+without it.
 """
 
 from __future__ import annotations

@@ -97,6 +97,7 @@ class Links:
         self.network: AnyLink = collectives.parse_network(plan.network)
         self.cpu_per_byte = self._between.cpu_per_byte if self._between else 0.0
         if self._between:
+            # `asleep`: sums on the thread of overlapped updates, the usual kind of updates between hosts.
             self.network = fit_messages(self._between.bytes, self._between.asleep, self._between.hosts)
 
     def find_mark(self, ranks: int) -> str:

@@ -39,6 +39,7 @@ class Price:
 
     @property
     def is_statistical(self) -> bool:
+        """Whether the strategy (`local:H` or `async`) gives other results than the script alone."""
         return settings.is_statistical(self.strategy)
 
     @property
@@ -71,9 +72,10 @@ def estimate_strategies(predictor: Predictor, ranks: int, requested: str = "") -
     if update.weights:
         if 0 < settings.count_only_serving(requested) < ranks:
             prices.append(_estimate_only_serving(predictor, ranks, requested))
+        # Each rank owns a piece (`sharded`), one rank of each host, one rank of all, or the requested number of ranks.
         owner_counts = {ranks, allreduce.hosts, 1, min(_read_number(requested, "servers", ranks), ranks)}
         for owners in sorted(owner_counts, reverse=True):
-            slots = update.whole + update.slots / owners  # on an owner
+            slots = update.whole + update.slots / owners  # on an owner; `whole` cannot be in pieces
             step = predict_pieces(predictor, allreduce, owners)
             prices.append(Price(_name_pieces(owners, ranks), step, slots, allreduce.memory - all_slots + slots))
     else:
@@ -87,8 +89,8 @@ def estimate_strategies(predictor: Predictor, ranks: int, requested: str = "") -
         refused.append(Refusal("async", not_async))
     else:
         step = predict_async(predictor, ranks)
-        whole = predictor.plan.whole
-        prices.append(Price("async", step, all_slots, whole.peak_bytes if whole else step.memory))
+        whole_batch = predictor.plan.whole  # its measurement
+        prices.append(Price("async", step, all_slots, whole_batch.peak_bytes if whole_batch else step.memory))
     if update.not_local:
         refused.append(Refusal("local:H", update.not_local))
     else:
@@ -113,7 +115,7 @@ def _estimate_only_serving(predictor: Predictor, ranks: int, strategy: str) -> P
     batches = training if plan.scaling == "weak" else 1
     step = replace(
         step,
-        rows_a_second=plan.rows * batches / step.step,
+        rows_a_second=plan.rows * batches / step.step,  # this and the efficiency: of the real batch
         efficiency=batches * predictor.compute.estimate_alone(ranks)[0] / (ranks * step.step),
     )
     return Price(strategy, step, slots, max(allreduce.memory - update.slots, owner_bytes))
@@ -162,8 +164,8 @@ def predict_pieces(predictor: Predictor, allreduce: Prediction, owners: int) -> 
         update_seconds = pieces.estimate_update(1, update.weights, update.slots, collectives.MEMORY)
         update_seconds = min(update_seconds, allreduce.compute)
     estimate = _estimate_pieces_on_one_host if ranks <= links.per_host else _estimate_pieces_between_hosts
-    compute = allreduce.compute - update_seconds * (1 - 1 / owners)
-    exposed = estimate(predictor, ranks, owners) + links.estimate_small(ranks, 0)
+    compute = allreduce.compute - update_seconds * (1 - 1 / owners)  # an owner updates 1/owners of the weights
+    exposed = estimate(predictor, ranks, owners) + links.estimate_small(ranks, 0)  # the rendezvous of publishing
     marks = mark, find_weakest(allreduce.link_mark, EXTRAPOLATED)
     return predictor.make_prediction(ranks, compute, exposed, allreduce.algorithm, allreduce.overlapped, marks)
 
@@ -175,7 +177,7 @@ def _estimate_pieces_on_one_host(predictor: Predictor, ranks: int, owners: int) 
     def estimate_chunk(chunk: float) -> float:
         return links.scale_measured(chunk, functools.partial(pieces.estimate_gradient_pieces, ranks, owners, chunk))
 
-    seconds = links.estimate_small(ranks, 0)
+    seconds = links.estimate_small(ranks, 0)  # the rendezvous of the sums
     # Gradients that are used elsewhere, too, are summed completely.
     if unsharded_bytes := max(predictor.plan.gradient_bytes - update.gradients, 0):
         seconds += links.estimate_sum(ranks, SHARED_MEMORY, unsharded_bytes)
@@ -190,7 +192,7 @@ def _estimate_pieces_between_hosts(predictor: Predictor, ranks: int, owners: int
     """Seconds of sums of gradients and of publishing new weights, as far as computation does not hide them."""
     plan, update, links = predictor.plan, predictor.plan.update, predictor.links
     # A sum goes around the ring twice. Gradients of pieces go once, in messages ranks / owners times as large. So they
-    # send ranks / (2 * owners) times the bytes of a sum.
+    # send ranks / (2 * owners) times the bytes of a sum: half of them if all ranks are owners.
     piece_share = update.gradients / plan.gradient_bytes
     sums = predictor.predict_step(ranks, 1 - piece_share + piece_share * ranks / (2 * owners)).exposed
     estimate_half = functools.partial(pieces.estimate_pieces_by_messages, ranks, links.per_host, owners)
@@ -208,11 +210,11 @@ def _estimate_pieces_between_hosts(predictor: Predictor, ranks: int, owners: int
 
 def predict_async(predictor: Predictor, ranks: int) -> Prediction:
     """Ranks that train whole batches asynchronously: the time from batch to batch, without waiting."""
-    rows, whole, compute = predictor.plan.rows, predictor.plan.whole, predictor.compute
+    rows, whole_batch, compute = predictor.plan.rows, predictor.plan.whole, predictor.compute
     seconds, mark = compute.estimate_whole_batch(ranks), EXTRAPOLATED
-    if whole is not None:
-        seconds = whole.typical
-        mark = MEASURED if whole.copies == compute.count_copies(ranks) else EXTRAPOLATED
+    if whole_batch is not None:  # it was measured
+        seconds = whole_batch.typical
+        mark = MEASURED if whole_batch.copies == compute.count_copies(ranks) else EXTRAPOLATED
     marks = mark, MEASURED  # of the links: nothing is sent
     # In `seconds`, each rank trains a batch. So a batch of the run takes seconds / ranks.
     return predictor.make_prediction(

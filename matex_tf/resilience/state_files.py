@@ -36,7 +36,10 @@ class Foreign(PermissionError):
 
 
 def write_state(path: str, packed: Any, arrays: Sequence[np.ndarray]) -> None:
-    """Write a state to `path` atomically and durably: after a crash of the host the file is complete or absent."""
+    """Write a state to `path` atomically and durably: after a crash of the host the file is complete or absent.
+
+    packed, arrays: the state as `serialization.pack_value` returns it, JSON with indices of its `arrays`.
+    """
     header = json.dumps(
         [packed, [[serialization.name_dtype(array.dtype), list(array.shape)] for array in arrays]]
     ).encode()
@@ -95,7 +98,7 @@ class Folder:
     def _make_folder(self) -> None:
         path = self.path
         os.makedirs(path, mode=0o700, exist_ok=True)
-        for state in (os.lstat(path), os.stat(path)):
+        for state in (os.lstat(path), os.stat(path)):  # of a link, and of the folder to which it leads
             if state.st_uid != os.getuid() or not stat.S_ISDIR(os.stat(path).st_mode):
                 raise Foreign(f"{path} belongs to another user (number {state.st_uid})")
         if os.stat(path).st_mode & 0o022:

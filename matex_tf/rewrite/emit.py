@@ -1,7 +1,8 @@
 """Builds the copy of a step: its ops on this rank's rows, with collectives between them.
 
-A step has a program for its graph, and one for each branch and loop body. `Copy.build` makes the ops of one program
-(`bodies.Body`). Where a rule replaces an op, the rule's `emit` function gets the `Copy`, which has this rank's slice.
+A program is the ops of one graph, with the placements of their tensors. A step has a program for its graph, and one for
+each branch and loop body. `Copy.build` makes the ops of one program (`bodies.Body`). Where a rule replaces an op, the
+rule's `emit` function gets the `Copy`, which has this rank's slice.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class Copy:
 
     batch_slice: this rank's slice of the batch that the inputs hold. If an op of the program takes the batch, such as
         from an iterator, this op sets the attribute.
+    exchanger: executes the collectives of the copy.
     make_slice: `make_slice(components)` returns this rank's slice of a batch that an op of the program takes.
     make_own_slice: `make_own_slice(components, has_batch)` returns the `OwnRows` of a batch of which each rank has read
         rows of its own. has_batch: whether this rank has read any; False when its data have ended.
@@ -66,6 +68,7 @@ class Copy:
                 program = self.transform(program, gives)
             body = Body(self, program, gives)
             outputs = body.build(inputs)
+        # `body.last`: the operations that a further collective waits for. Ordered ops need no such wait.
         return outputs, body.after if self.is_ordered else body.after + body.last
 
     def keep_once(self, tensor: Any) -> Any:
@@ -77,7 +80,7 @@ class Copy:
         tensor, *rest = key_parts
         key = id(tf.compat.v1.get_default_graph()), id(tensor), *rest
         if key not in self._once:
-            with tf.control_dependencies(None):
+            with tf.control_dependencies(None):  # without the first caller's dependencies, as others use the tensors
                 self._once[key] = tensor, make()  # keeps the tensor alive, so that its id stays unique
         return self._once[key][1]
 
@@ -85,6 +88,7 @@ class Copy:
         """The index, int64, of this rank's first entry along an axis. `count`: the number of the rank's entries, which
         are contiguous (`Rows.is_contiguous`).
         """
+        # Each row has `count // batch_slice.count` entries.
         return tf.cast(count, tf.int64) // self.batch_slice.count * self.batch_slice.first
 
     def find_total(self, count: Any) -> Any:
@@ -92,7 +96,7 @@ class Copy:
         return tf.cast(count, tf.int64) // self.batch_slice.count * self.batch_slice.total
 
     def create_op(self, node: Node, inputs: Sequence[Any], **changes: Any) -> list[Any]:
-        """Create the op of a node with other inputs. `changes`: attributes with new values, by name."""
+        """Create the op of a node with other inputs. `changes`: new values of attributes that are dtypes, by name."""
         from tensorflow.core.framework import attr_value_pb2
 
         if ordered_sums.is_unordered(node):  # TensorFlow may add the terms in another order on each rank
@@ -104,7 +108,7 @@ class Copy:
         }
         for name, value in changes.items():
             attributes[name] = attr_value_pb2.AttrValue(type=value.as_datatype_enum)
-        attributes |= ordered_sums.list_marks(node)
+        attributes |= ordered_sums.list_marks(node)  # by them Grappler merges no Add ops into an unordered AddN
         dtypes = [value.dtype for value in node.outputs]
         name = node.op.name.rsplit("/", 1)[-1].lstrip("_")
         graph = tf.compat.v1.get_default_graph()
@@ -120,9 +124,11 @@ class Copy:
         sizes = tf.shape(tensor, tf.int64)
         length, is_axis = sizes[to.axis], tf.equal(tf.range(tf.rank(tensor)), to.axis)
         known = None if tensor.shape.rank is None else tensor.shape.as_list()[to.axis]
-        # Each block has all rows of the batch, `unit` entries for each row. The rank takes its rows of each block.
+        # A block, such as one of two concatenated batches, has all rows of the batch, and `unit` entries for each row.
+        # The rank takes its rows of each block.
         block_start, parts = tf.constant(0, tf.int64), []
         for index, block in enumerate(blocks):
+            # The unit of a single block may be unknown before the graph runs.
             unit = length // batch_slice.total if len(blocks) == 1 else tf.constant(block, tf.int64)
             first, count = block_start + unit * batch_slice.first, unit * batch_slice.count
             if known is None:  # the axis may have one entry for all rows, which is taken once, with the first block
@@ -142,6 +148,7 @@ class Copy:
         count, total = (tf.cast(number, tensor.dtype) for number in (self.batch_slice.count, self.batch_slice.total))
         are_counts = [size.rows is not None and size.rows.chosen is None for size in placement.sizes]
         mask = are_counts[0] if tensor.shape.rank == 0 else are_counts
-        # -1 stands for any size. A collective has added up numbers of rows that a mask selects (`chosen`).
+        # -1 stands for any size. Numbers of rows that a mask selects (`chosen`) are whole already: a collective has
+        # added them up.
         counts_rows = tf.logical_and(tf.constant(mask), tensor >= 0)
         return tf.where(counts_rows, tensor * total // count, tensor)

@@ -1,8 +1,8 @@
 """Sums of three or more replicated tensors: every rank adds the terms in the script's order, so the bits are equal.
 
 TensorFlow's AddN begins with the first term whose buffer it may overwrite, which depends on the time when other ops
-release their inputs. Grappler turns several Add ops into an AddN. Partial sums and rows differ between ranks anyway, so
-their terms may have any order.
+release their inputs. Grappler, the graph optimizer of TensorFlow, turns several Add ops into an AddN. Partial sums and
+rows differ between ranks anyway, so their terms may have any order.
 """
 
 from __future__ import annotations

@@ -32,11 +32,11 @@ def make_row_reader(inputs: Any, counts: Sequence[int], reshuffle: int | None) -
         lambda array: np.asarray(array) if rows else np.zeros((1, *array.shape[1:]), array.dtype), inputs
     )
     if reshuffle is None:
-        with shard_arrays.keeps_rows.set(True):
+        with shard_arrays.keeps_rows.set(True):  # the tensors lose the mark of own rows, which the dataset has
             tensors = tf.nest.map_structure(tf.convert_to_tensor, arrays)
         return lambda chosen: tf.nest.map_structure(lambda tensor: tf.gather(tensor, chosen), tensors), None
 
-    # The arrays change between epochs. A tensor would be a copy.
+    # The exchange writes into the arrays between epochs, so they must be writeable. A tensor would be a copy.
     flat = [array if array.flags.writeable else array.copy() for array in tf.nest.flatten(arrays)]
 
     def read_rows(chosen: Any) -> Any:

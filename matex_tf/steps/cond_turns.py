@@ -72,7 +72,7 @@ def _find_turns(graph: Any, op: Any) -> list[tuple[int, bool | None]]:
     if op.type in ops.OP_TYPES:
         return [(op.get_attr("turn"), None)]
     if op.type in CALLS:
-        branches: dict[str, bool | None] = {"f": None}
+        branches: dict[str, bool | None] = {"f": None}  # by the attribute of the op that names the function
     elif op.type in _CONDS and op.inputs[0].dtype.is_bool:
         branches = {"then_branch": True, "else_branch": False}
     else:

@@ -1,4 +1,12 @@
-"""Parses the space file (YAML; see docs/tune.md). Errors give the line and suggest the closest valid word."""
+"""Parses the space file, which says what `matex tune` varies (YAML; see docs/tune.md):
+
+    objective: {minimize: val_loss}
+    search:
+      --lr: {log: [1e-5, 0.1]}
+      --optimizer: [adam, sgd]
+
+Errors give the line and suggest the closest valid word.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 Open MPI's mpirun binds each of two ranks to one core, even on a node with 64 cores, and TensorFlow sizes its pools by
 the allowed cores: the other cores would stay idle. So this module distributes the cores of a node over its ranks, in
 contiguous sets, with the hardware threads of a core together. For example, of 8 cores rank 0 of 2 gets cores 0 to 3.
-Threads or a binding that the user has chosen stay as they are.
+Threads or a binding that the user has chosen stay as they are. (The placement of a tensor is another concept.)
 """
 
 from __future__ import annotations

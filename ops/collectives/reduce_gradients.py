@@ -130,7 +130,11 @@ def _compute_gradient(op: Any, *gradients: Any) -> list[Any]:
 
 
 def _compute_hand_over_gradient(op: Any, gradient: Any) -> list[Any]:
-    """The gradients of the op's inputs: weight (of the announcement) * the sum over ranks for the tensor, then None."""
+    """The gradients of the op's inputs: weight * the sum over ranks for the gradient that is handed over, then None.
+
+    In an overlapped update one op announces the update, and each gradient has an op, this one, that hands it over
+    (`overlap.py`). Names and weight are with the announcement.
+    """
     import tensorflow as tf
 
     announced = op.inputs[1].op

@@ -17,7 +17,7 @@ from matex_tf.readers.rows.missing import check_fits, make_missing_error
 
 
 class Variable(ABC):
-    """An array in an open file, with samples along `axis`.
+    """An array in an open file, with samples along `axis`. For shape (28, 28, 1000) and axis 2, a sample is 28 x 28.
 
     Subclasses set `dtype`, of the returned values, and may set `chunk`, the number of samples in a chunk of the file.
     `arrangement`, set by `Stack`, brings samples into the order of the first file and channel. Arrays are read in
@@ -92,7 +92,7 @@ class Variable(ABC):
 
     def put_missing(self, piece: np.ndarray, mask: np.ndarray, begin: int, expected: str) -> None:
         """Replace the values of `mask` in `piece`, samples from sample `begin` on, as the option missing= says."""
-        how = self._owner.missing
+        how = self._owner.missing  # "error", "nan" or a number
         if how == "error":
             row, *index = (int(number) for number in np.argwhere(mask)[0])
             raise make_missing_error(

@@ -30,10 +30,11 @@ class RangeParser:
 
     def __init__(self, text: Text, table: Table, rows: Rows, start: int, stop: int):
         self._text, self._table, self._stop = text, table, stop
-        self._marks = table.dialect.marks
+        self._marks = table.dialect.marks  # the characters that enclose values and begin comments
         self.rows = rows
         self.error: Exception | None = None
         self.cannot_keep = not rows.can_hold_texts()
+        # A line begins at the start of a file, or after a newline.
         begins_line = start in text.starts or text.read_bytes(start - 1, start) == b"\n"
         # The offset of the first record that is not parsed yet; None until the end of the preceding record is found.
         self._offset: int | None = start if begins_line else None

@@ -1,4 +1,7 @@
-"""The columns of a CSV file. A sample determines their types; pyarrow parses blocks of records into tables."""
+"""The columns of a CSV file. Sample records determine their types; pyarrow parses blocks of records into tables.
+
+A dialect says how the file spells values: delimiters, numbers such as 1.234,5, and missing values.
+"""
 
 from __future__ import annotations
 
@@ -38,6 +41,7 @@ class Table(Columns):
         self.choose_types(inferred, dtype)
 
     def find_default_dtype(self, field: str, kind: Any) -> np.dtype:
+        """int64 for labels that are whole numbers or texts (`kind` is an integer or bool), float64 for all else."""
         return np.dtype("i8" if field == "labels" and is_whole(kind) else "f8")
 
     def _check_text(self, number: int, column: Any, sample: bytes, place: str) -> None:

@@ -35,7 +35,7 @@ class IdxFile:
 
     def __init__(self, path: Path):
         self.path = path
-        self._unchanged = Unchanged([path])
+        self._unchanged = Unchanged([path])  # to detect that the file has changed before a later read
         self._is_packed = files.read_head(path, 2) == GZIP
         try:
             with self._open_file() as file:
@@ -124,7 +124,7 @@ class IdxFile:
             file.seek(self._start + start * self._item_bytes)
         filled = 0
         while filled < len(target):
-            agreement.stop_if_others_failed()
+            agreement.stop_if_others_failed()  # a long read ends once another rank has failed
             count = file.readinto(target[filled : filled + PIECE_BYTES])  # type: ignore[attr-defined]
             if not count:
                 self._raise_truncated(start + filled // self._item_bytes, stop)
@@ -133,6 +133,7 @@ class IdxFile:
             raise ReaderError(f"{self.path}: too long: expected {self.shape[0]} items, found more bytes after them")
 
     def _skip_bytes(self, file: BinaryIO, count: int) -> None:
+        """Unpack and drop `count` bytes, as `seek` would do; but end if another rank has failed."""
         skipped = 0
         while skipped < count:
             agreement.stop_if_others_failed()

@@ -45,6 +45,7 @@ def open_source(
     Args:
         ranks: the ranks that read the files.
         size: the number of ranks among which rows are divided. It differs from `ranks.size` if the script gives size=.
+        together: runs an action on every rank, and raises its error on all ranks.
     """
 
     def open_headers() -> Format:

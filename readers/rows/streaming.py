@@ -27,6 +27,7 @@ class Order:
     """The order in which one rank uses its rows in each epoch.
 
     Args:
+        deal: which rows of the part each rank has.
         redeal: whether ranks get other rows in each epoch.
         in_memory: positions are indices of the rank's array; otherwise they are row numbers of the part.
     """
@@ -72,6 +73,7 @@ class Order:
         start, stop = slice_bounds.deal_block(self.deal.count, self.rank, self.deal.size)  # in the shuffled order
         rows_before = 0  # in the ranges so far; these are not kept, because there may be millions
         for first, last in _cut_ranges(self.deal.count, 0, length, chunk_rows, random):
+            # The rows of this range that are among `start` to `stop`.
             own_first, own_last = max(start - rows_before, 0) + first, min(stop - rows_before + first, last)
             if own_first < own_last:
                 yield range(own_first, own_last)

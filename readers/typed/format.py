@@ -56,7 +56,7 @@ class TypedTable(TableFormat):
             self.columns.data_shape = _check_shape(shape)
         dtypes = self.columns.list_dtypes(dtype)
         self._packed_dtypes: dict[int, np.dtype] = {}  # by column of bytes that hold numbers: the numbers' dtype
-        self._list_columns: list[int] = []  # whose rows are lists of values; also the columns of `_packed_dtypes`
+        self._list_columns: list[int] = []  # columns whose rows are lists of values; also the keys of `_packed_dtypes`
         plain_types = {}
         for number in self.columns.used:
             name, stored = types[number]
@@ -66,7 +66,7 @@ class TypedTable(TableFormat):
                 # The bytes of a row may hold several numbers, so `_view_lists` makes lists of them.
                 kind, is_list = pa.from_numpy_dtype(dtypes[number]), True
             values.check_type(path, name, stored, kind, dtypes.get(number))
-            plain_types[number] = values.find_plain_type(kind)
+            plain_types[number] = values.find_plain_type(kind)  # floats for decimals, integers for times
             if is_list:
                 self._list_columns.append(number)
         self.columns.choose_types(plain_types, dtype)

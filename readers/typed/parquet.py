@@ -180,8 +180,8 @@ class Parquet(TypedTable):
         cursor = self._cursors.pop((group, numbers), None)
         if cursor is None or cursor.at > row:
             names = [self.columns.names[number] for number in numbers]
-            size = self._metadata[group.file].row_group(group.number).total_byte_size // (group.stop - group.start)
-            rows = max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(1, size)))
+            row_bytes = self._metadata[group.file].row_group(group.number).total_byte_size // (group.stop - group.start)
+            rows = max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(1, row_bytes)))
             with convert_errors(self.files[group.file], "Parquet", f"reading row group {group.number} of"):
                 batches = self._open_file(group.file).iter_batches(rows, [group.number], names)
             cursor = Cursor(batches, group.start)

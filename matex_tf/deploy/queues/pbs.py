@@ -1,6 +1,7 @@
 """PBS: OpenPBS, PBS Professional, and Slurm's commands of the same names.
 
-`Scheduler` submits and follows jobs. This file has what differs for PBS: commands, options, words and messages.
+`Scheduler` submits and follows jobs, and says what each class variable means. This file has what differs for PBS:
+commands, options, words and messages.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ _STATES = {  # PBS's letters for the state of a job, with the words to print
     RUNNING: {"B": "RUNNING", "R": "RUNNING", "E": "ENDING"},
     ENDED: {"F": "FINISHED", "X": "FINISHED", "C": "FINISHED"},
 }
+# Prints the names of the queues: the lines of qstat -Q without its heading.
 _QUEUES = ("bash", "-c", "qstat -Q | awk '/^[^- ]/ && $1 != \"Queue\" { print $1 }'")
 
 
@@ -61,7 +63,8 @@ class PbsScheduler(Scheduler):
         return [
             f"-N {options.plain_name}",
             f"-l select={options.nodes}:ncpus={options.node_cores}:mpiprocs={options.ranks_per_node}{gpus}",
-            f"-l place=scatter{'' if options.cpus else ':exclhost'}",  # without --cpus: whole nodes
+            # scatter: each of the `select` chunks on a node of its own. exclhost, without --cpus: whole nodes.
+            f"-l place=scatter{'' if options.cpus else ':exclhost'}",
             f"-l walltime={format_duration(parse_time(options.time))}" if options.time else "",
             f"-A {options.account}" if options.account else "",
             f"-q {options.queue}" if options.queue else "",
@@ -86,6 +89,6 @@ def _convert_exit_status(status: int) -> int:
     """A shell's exit code for an exit status of PBS."""
     if status < 0:  # the job could not run
         return 1
-    if status >= 256:  # the job was ended by a signal
+    if status >= 256:  # the job was ended by the signal `status % 128`
         return 128 + status % 128
     return status

@@ -117,7 +117,7 @@ def format_job(options: Slurm, target: Sequence[str], folder: str) -> str:
     requeue = shell_text.format_again(
         job=number,
         lines=_REQUEUE.format(folder=shlex.quote(folder), number=number),
-        text="; to be requeued (%d)",
+        text="; to be requeued (%d)",  # the end of a message; %d is `value`, the number of the restart
         value="$((${SLURM_RESTART_COUNT:-0} + 1))",
     )
     return format_script(options, options.make_command(target), folder, shell_text.RUN_VARIABLES, requeue)
@@ -136,6 +136,7 @@ def format_script(
     before += "".join(f"{line}\n" for line in options.setup)
     if options.nodes > 1:
         step = f"srun --nodes={options.nodes} --ntasks={options.nodes} --ntasks-per-node=1"
+        # On each node. "look" is $0 of the shell, the folder is $1.
         before += f'{step} bash -c {shlex.quote(_FOLDER_CHECK)} look "$run_folder" || exit {os.EX_CONFIG}\n'
     return shell_text.format_script(
         heads="".join(f"{HEAD} {_quote_word(word)}\n" for word in list_words(options, folder)),
@@ -160,7 +161,7 @@ def list_words(options: Slurm, folder: str) -> list[str]:
         "--array": options.array,
         "--output": folder.replace("%", "%%") + (f"/{TASK}%a" if options.array else "") + "/output",
         "--open-mode": "append",
-        "--signal": f"B:USR1@{shell_text.compute_warning(options.time)}",
+        "--signal": f"B:USR1@{shell_text.compute_warning(options.time)}",  # B: to the script, which warns the ranks
     }
     words = [f"{name}={value}" for name, value in values.items() if value != ""]
     return [*words, "--requeue", *(["--exclusive"] if options.takes_whole_nodes else []), *options.further_words]

@@ -4,8 +4,9 @@ The replay keeps the measured computation of each rank between its collectives, 
 collective after its last rank has arrived. It recomputes how long ranks wait for each other, and so shows how a change
 of one rank's computation delays the others. `observe.timeline` writes and describes the file.
 
-On the script's lane a rank computes, takes part in collectives, and waits for sums of gradients. With overlapped
-updates, its communication lane sums buckets of gradients at the same time. Arrays of times have a time of each rank.
+A lane is a thread of a rank. On the script's lane a rank computes, takes part in collectives, and waits for sums of
+gradients. With overlapped updates, its communication lane sums buckets of gradients at the same time. Arrays of times
+have a time of each rank.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ import numpy as np
 from matex_tf.planner.simulator.program import ImpossibleRequest
 
 _COLLECTIVES = ("update", "collective", "allgather", "broadcast", "message", "announcement")
-"""Categories of the events on the script's lane (0) that are collectives."""
+"""Categories of the events on the script's lane (0) that are collectives. An "update" sums the gradients of an inline
+update; an "announcement" announces an overlapped update, whose sums follow on the communication lane.
+"""
 _OWN_GRADIENTS = "gradients are still computed"
 """The name of an event: the communication lane waits for a bucket's gradients of its own rank."""
 _SUMS = "wait for sums"
@@ -57,7 +60,7 @@ def is_timeline(path: str | os.PathLike[str]) -> bool:
 
 
 def replay_timeline(path: str | os.PathLike[str], slow: Mapping[int, float] | None = None) -> Replay:
-    """Replay the steps of a timeline, from the fourth update on; `slow` maps ranks to factors of their computation.
+    """Replay the steps after the fourth update of a timeline; `slow` maps ranks to factors of their computation.
 
     A replayed collective begins when the last rank has arrived; a bucket also waits for a free lane. Without changes
     the result is the measured step.
@@ -84,6 +87,8 @@ def replay_timeline(path: str | os.PathLike[str], slow: Mapping[int, float] | No
 def _read_ranks(rows: Sequence[Mapping[str, Any]]) -> list[_Rank]:
     """The ranks of a timeline, from its events `rows`. Raises ImpossibleRequest: their collectives differ."""
     ranks_by_number: dict[int, _Rank] = {}
+    # Events with a duration (ph is "X"): pid is the rank, tid the lane, ts the begin and dur the duration in
+    # microseconds.
     for row in sorted((row for row in rows if row["ph"] == "X"), key=lambda row: (row["ts"], -row["dur"])):
         rank = ranks_by_number.setdefault(row["pid"], _Rank())
         begin, end = row["ts"] * 1e-6, (row["ts"] + row["dur"]) * 1e-6
@@ -127,7 +132,11 @@ def _keep_last_waits(script: Sequence[tuple[str, float, float]]) -> list[tuple[s
 
 
 def _replay_updates(ranks: Sequence[_Rank], factors: np.ndarray) -> tuple[list[float], list[float]]:
-    """The ends of the updates on rank 0: (as measured, as replayed)."""
+    """The ends of the updates on rank 0: (as measured, as replayed).
+
+    Goes through the events of the script's lane, each for all ranks: when ranks arrive in the replay, and when they
+    continue. Between two events a rank computes.
+    """
     # By bucket, then by its three times (`_Rank.buckets`), then by rank.
     buckets = np.array([rank.buckets for rank in ranks]).reshape(len(ranks), -1, 3).transpose(1, 2, 0)
     # The start of each rank's current interval of computation: the end of its last event, at first the begin of the
@@ -172,8 +181,9 @@ def _replay_buckets(
     `starts` are the measured and the replayed starts of the intervals of computation in which gradients became ready.
     """
     for index, (wait_begin, ready, end) in enumerate(buckets):
-        # Gradients become ready in the last interval of computation that begins before them, or else in the first. They
-        # are ready as long after its replayed start as measured after its measured start, times the factor.
+        # A rank's gradients became ready in the last interval of computation that began before them, or else in the
+        # first one. In the replay, the time from the start of this interval until they are ready is the measured time
+        # times the factor.
         replayed_ready = ready
         for number, (measured, replayed) in enumerate(starts):
             replayed_ready = np.where(

@@ -1,7 +1,8 @@
 """Simulates the steps of a plan on any number of ranks, with what-if changes, for `matex simulate`.
 
-`simulate_plan` makes the program of a rank and the prices of its transfers. It simulates ranks (`simulator.ranks`) or
-workers of parameter servers (`simulator.servers`), and summarizes them in an `Outcome`.
+`simulate_plan` makes the program of a rank, which is its step without communication, and the prices of its transfers,
+in seconds. It simulates ranks (`simulator.ranks`) or workers of parameter servers (`simulator.servers`), and summarizes
+them in an `Outcome`.
 """
 
 from __future__ import annotations
@@ -84,6 +85,8 @@ def simulate_plan(
         assumptions.append(f"{plan.network} between hosts")
     if what_if.algorithm == predict.MPI and not links.is_mpi_known(ranks):
         assumptions.append(f"the best algorithm for MPI's own sums, which were not measured on {ranks} ranks")
+    # Without a requested noise, computation varies as in the measured steps: each simulated step draws one of their
+    # factors.
     factors = predictor.compute.compute_spread(ranks) if what_if.noise is None and what_if.servers is None else ()
     disturbance = Disturbance(what_if.noise or 0.0, what_if.slow, factors)
     rows = max(plan.rows, 1) * (ranks if plan.scaling == "weak" else 1)
@@ -112,6 +115,7 @@ def _prepare_step(predictor: predict.Predictor, program: Program, ranks: int, wh
     """The step of one of `ranks` ranks with the changes `what_if`, other than servers."""
     links = predictor.links
     collectives = [links.estimate_small(ranks, collective.bytes, collective.kind) for collective in program.collectives]
+    # `Prices`: the seconds of each bucket, of one sum of all gradients, and of each other collective.
     if ranks == 1:  # nothing is summed
         return _Step(program, Prices((), 0.0, collectives))
     if what_if.strategy:  # one exchange after the computation, with the seconds of a plan
@@ -173,6 +177,7 @@ def _simulate_with_servers(
     layers = [links.network.estimate_message(size) - start_up for size in reversed(program.sizes)]  # first layer first
     forward = _estimate_forward_times(program)
     planners = {"layerwise": ibatch.plan_by_layer, "ibatch": ibatch.plan_greedy}
+    # A pull gets the parameters of one or more layers.
     plan_pulls = planners.get(what_if.pull or "", ibatch.plan_whole)
     pulls = plan_pulls(ibatch.Layers(forward, layers, start_up))
     work = servers.Work(

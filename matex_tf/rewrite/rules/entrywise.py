@@ -1,7 +1,11 @@
 """Rules for elementwise ops, with broadcasting: if an input has rows, the result has these rows.
 
-Such ops also compute sizes of tensors. A result that counts rows must be known as such: n * 3 has 3 entries for each of
-the n rows (`placement.Size`).
+A rule decides for one op (`node`) which placements its inputs need (None: unchanged), and which its outputs have. If it
+raises an error, as `require` does, the op takes complete inputs. `linear` names the inputs of which the op may keep
+partial sums (`registry`).
+
+Elementwise ops also compute sizes of tensors. A result that counts rows must be known as such: n * 3 has 3 entries for
+each of the n rows (`placement.Size`).
 """
 
 from __future__ import annotations
@@ -45,6 +49,7 @@ def compute_entries(node: Node, first_index: int = 0) -> Decision:
     # Broadcasting aligns the last axes, so the axis of the rows is counted from the end.
     rows, from_end = node.get_placement(first).rows, node.count_axes(first) - node.get_placement(first).axis
     counts = [node.count_axes(index) for index in indexes]
+    # An input with too few axes has no axis of rows, and is taken whole.
     needs = [
         node.bring_rows(index, shard(count - from_end, rows)) if count >= from_end else WHOLE
         for index, count in zip(indexes, counts)
@@ -61,6 +66,7 @@ for _name, _index in LINEAR_IN.items():
 
 @register_rule(IDENTITIES)
 def keep(node: Node) -> Decision:
+    """The result is the input, with its placement, and with its value if that is constant."""
     return Decision([None], [node.get_placement(0)], None, [node.inputs[0].constant])
 
 
@@ -83,7 +89,7 @@ def cast(node: Node) -> Decision:
 @register_rule(SUMS, linear=slice(None))
 def add(node: Node) -> Decision:
     lists = [placement for placement in node.placements if placement.kind == LIST]
-    if lists:
+    if lists:  # AddN adds them item by item; an empty list has no placement of items
         filled = [placement for placement in lists if placement.item is not None]
         require(len(lists) == len(node.inputs) and len({placement.item for placement in filled}) <= 1)
         return node.decide([None] * len(lists), (filled or lists)[0])
@@ -135,6 +141,7 @@ def _combine_sizes(node: Node, combine: Callable[[Size, Size], Size | None]) -> 
     length = max(map(len, terms))
     # A single number is broadcast against a vector.
     first, second = (sizes * length if len(sizes) == 1 else sizes for sizes in terms)
+    # `Size()`: a number that is equal on all ranks.
     combined = [combine(a, b) if a.rows or b.rows else Size() for a, b in zip(first, second)]
     if len(first) != len(second) or None in combined:
         return None

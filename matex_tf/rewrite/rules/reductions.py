@@ -2,6 +2,10 @@
 
 With 2 ranks and 5 rows, `tf.reduce_sum(x, 0)` is the sum of rows 0-2 on rank 0, and the sum of rows 3-4 on rank 1. A
 reduction along other axes computes each row by itself, and keeps the rows.
+
+A rule decides for one op (`node`) which placements its inputs need (None: unchanged), and which its outputs have; or it
+returns an `Expansion`, a function of which the ops replace the op. If a rule raises an error, as `require` does, the op
+takes complete inputs.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ def _keep_rows(node: Node) -> Placement | None:
     if is_reduced:
         return None
     keeps_axes = node.read_attribute("keep_dims", False)
+    # If reduced axes are dropped, the new number of the axis of the rows depends on how many before it are reduced.
     require(is_reduced is not None and (keeps_axes or None not in named_before))
     return shard(placement.axis if keeps_axes else placement.axis - named_before.count(True), placement.rows)
 

@@ -1,4 +1,7 @@
-"""Proposals of an engine without duplicates, computed ahead if the engine is slow."""
+"""Proposals of an engine without duplicates, computed ahead if the engine is slow.
+
+An engine proposes configurations to try, and is told the cost of each: what `matex tune` minimizes.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +84,7 @@ class Proposals:
 
     def _propose_config(self) -> Config:
         """An untried configuration of the engine; drawn at random if the engine repeats itself. It counts as tried."""
-        all_configs = self._space.all
+        all_configs = self._space.all  # None: too many to list
         # `_seen` may have further configurations: of a search whose choices have changed since.
         if all_configs is not None and all(make_key(config) in self._seen for config in all_configs):
             raise ExhaustedError

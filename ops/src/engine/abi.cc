@@ -145,7 +145,7 @@ MATEX_EXPORT int matex_waiting(double* seconds, int64_t* number, char* text, int
 }
 
 // Notes, until `matex_go_on`, that this process exchanges Python objects with other ranks at `place`, and may have to
-// wait for them. One exchange at a time.
+// wait for them. One exchange at a time. `place` is copied, so it need not outlive the call; a watchdog reads the copy.
 MATEX_EXPORT void matex_wait(const char* place) {
   static std::mutex* const mutex = new std::mutex;
   static std::string* const current = new std::string;

@@ -52,7 +52,7 @@ Error AllreduceChunks(const World& world, const Entry& tensor, Reduction reducti
   return Error();
 }
 
-// The exchange of an all-gather: to = the rows of all ranks, of which `rows` has the numbers.
+// The exchange of an all-gather: to = the rows of all ranks. rows: the number of rows of each rank.
 Error GatherRows(const World& world, const Entry& tensor, const void* from, void* to,
                  const std::vector<int64_t>& rows, const std::string& place) {
   int64_t row_bytes = static_cast<int64_t>(SizeOf(tensor.type));

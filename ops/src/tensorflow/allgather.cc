@@ -1,4 +1,5 @@
-// MatexAllgather: y = the rows x of all ranks, in rank order; rows = the number of rows of each rank.
+// MatexAllgather: y = the rows x of all ranks, in rank order; rows = the number of rows of each rank. A scalar is one
+// row. The input MATEX_ORDER or, in a v1 graph, the attribute `turn` keeps collectives in order (kernel.h).
 #include <algorithm>
 
 #include "engine/collectives.h"
@@ -16,6 +17,8 @@ class AllgatherKernel : public Collective {
  protected:
   void Run(OpKernelContext* context) override {
     const Tensor& x = context->input(0);
+    // Allgather calls it when it knows the numbers of rows of all ranks, and writes the rows to the address that it
+    // returns; null: there is no memory.
     const auto allocate = [&](const std::vector<int64_t>& rows) -> void* {
       Tensor* counts = nullptr;
       TfStatus status = context->allocate_output(1, TensorShape({static_cast<int64_t>(rows.size())}), &counts);
@@ -31,7 +34,7 @@ class AllgatherKernel : public Collective {
       }
       Tensor* y = nullptr;
       status = context->allocate_output(0, shape, &y);
-      // An empty tensor may have the address null, which would mean that the allocation failed.
+      // An empty tensor may have the address null, which stands for a failed allocation.
       static char nothing;
       if (!status.ok()) return nullptr;
       return y->NumElements() == 0 ? &nothing : DataOf(*y);

@@ -1,4 +1,5 @@
-// MatexAllreduce: y = the sum, mean, minimum or maximum of x over ranks.
+// MatexAllreduce: y = the sum, mean, minimum or maximum of x over ranks. The base class `Collective` reads `place` and
+// `turn`. The input MATEX_ORDER or, in a v1 graph, the attribute `turn` keeps collectives in order (kernel.h).
 #include "engine/collectives.h"
 #include "kernel.h"
 #include "tensorflow/core/framework/common_shape_fns.h"

@@ -1,5 +1,6 @@
 // MatexReduceGradients: reduced[i] = the sum over ranks of weight * gradients[i], for all gradients of an update, in
-// the thread that runs the kernel (engine/update/inline.h). With `cuts`, each rank gets only its own pieces' sums.
+// the thread that runs the kernel (engine/update/inline.h). With `cuts`, each rank gets only its own pieces' sums. The
+// input MATEX_ORDER or, in a v1 graph, the attribute `turn` keeps collectives in order (kernel.h).
 #include <memory>
 
 #include "engine/update/inline.h"

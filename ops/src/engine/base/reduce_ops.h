@@ -1,5 +1,5 @@
-// The arithmetic of reductions: scaling, adding and dividing buffers, and the MPI_Op of each type. Both reductions
-// and the collectives use it. 16-bit floats are computed in float32.
+// The arithmetic of reductions: scaling, adding and dividing buffers, and the MPI_Op of each type. Updates, inline and
+// overlapped, and the other collectives use it. 16-bit floats are computed in float32.
 #pragma once
 
 #include <mpi.h>

@@ -60,7 +60,7 @@ std::string Difference(const RanksAtPlace& one, const RanksAtPlace& other) {
   return "";
 }
 
-// How the rows of the batches differ; empty if they are equal.
+// How the numbers of rows of the global batches differ; empty if they are equal.
 std::string ExplainBatches(const std::vector<RanksAtPlace>& places) {
   for (const RanksAtPlace& other : places) {
     const int64_t first = places[0].report.batch.rows, rows = other.report.batch.rows;
@@ -129,6 +129,8 @@ Report Decode(const std::string& text) {
   return report;
 }
 
+// The first of these that holds: all ranks are at a reduction, and layouts or batches differ; a rank has failed; a rank
+// has ended its script; the batches of other collectives differ; ranks are at different places.
 std::string Explain(const AllPlaces& all) {
   const std::vector<RanksAtPlace>& places = all.places;
   if (all.all_reduce) {

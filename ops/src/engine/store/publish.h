@@ -20,12 +20,14 @@ namespace matex {
 // Variables of one type, divided into pieces among the ranks, and their addresses in this process.
 struct DividedVariables {
   std::shared_ptr<const Layout> layout;  // the variables, and by the cuts (layout.h) the pieces of each
-  std::shared_ptr<const std::vector<Transfer>> messages;  // the transfers by which the pieces are sent
+  // The messages by which the pieces are sent, each with elements of one or several variables.
+  std::shared_ptr<const std::vector<Transfer>> messages;
   std::vector<void*> wholes;  // the address of each complete variable
   std::string name;      // for messages
   int64_t needed = 0;    // when a step needs the variables: variables with a smaller number are sent first
   int64_t holding = -1;  // the number of a group of variables whose homes are dropped together; -1: use no homes
 
+  // The bytes of an element.
   int64_t Width() const { return static_cast<int64_t>(SizeOf(layout->entries().front().type)); }
 
   // Calls `work(i, first, count)` for rank `rank`'s piece of each variable `i`.

@@ -1,5 +1,6 @@
 // Sums whose numbers are sent compressed (compressed_allreduce.h). There are two algorithms: ranks send all numbers in
-// 16 bits (SumIn16Bits), or the largest numbers with their indices (SumLargest).
+// 16 bits (SumIn16Bits), or the largest numbers with their indices (SumLargest). What was not sent of a number is its
+// residual, which is added to the next gradient.
 #include "engine/sums/compressed_allreduce.h"
 
 #include <algorithm>
@@ -20,7 +21,7 @@ int SumIn16Bits(const Calls& calls, Compression::Kind kind, int64_t count, float
   // The begin and the length of a rank's segment.
   const auto begin = [&](int64_t rank) { return count / size * rank + std::min(rank, count % size); };
   const auto length = [&](int rank) { return begin(rank + 1) - begin(rank); };
-  const int64_t bytes = PackedBytes((count + size - 1) / size);
+  const int64_t bytes = PackedBytes((count + size - 1) / size);  // of the longest segment: messages are equally long
   std::vector<char> packed(bytes * size), received(bytes * size);
   std::vector<float> numbers((count + size - 1) / size);
   // Send to each other rank this rank's numbers of the segment that the other rank sums.

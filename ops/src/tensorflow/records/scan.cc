@@ -16,7 +16,7 @@ namespace {
 
 constexpr int64_t kPage = 4096, kDenseBlock = 64 << 10, kTextBlock = 1 << 20;  // bytes
 
-// Reads a file at increasing offsets. With `is_dense` it reads a whole block, which probably has the next reads.
+// Reads a file at increasing offsets. With `is_dense` it reads a whole block, which probably has the next headers, too.
 class Window {
  public:
   explicit Window(const OpenFile& file) : file_(file), block_(kDenseBlock) {}
@@ -82,7 +82,7 @@ FoundRecords FindTfRecords(const std::string& name, const FileState& state) {
                            std::to_string(at) + ". It is cut off, or still written";
       break;
     }
-    const bool is_dense = number > 0 && length < kPage;  // the last record was short
+    const bool is_dense = number > 0 && length < kPage;  // the last record was short, so the next header is near
     const char* const header = window.At(at, kRecordHeader, is_dense);
     if (header == nullptr) {
       found.problem = MakeSystemProblem("read", errno);
@@ -125,7 +125,8 @@ FoundRecords FindLines(const std::string& name, const FileState& state, int64_t 
     for (const char* line = block.get(); (line = static_cast<const char*>(memchr(line, '\n', end - line))); ++line) {
       found.offsets.push_back(at + (line - block.get()));
     }
-    // `content`: the last line may lack its end, but must not be empty. A '\r' counts as nothing: TensorFlow drops it.
+    // `content`, the last byte of a line, shows whether a line without an end follows the last line end. A '\r' is no
+    // content: TensorFlow drops it.
     for (const char* byte = end; byte > block.get(); --byte) {
       if (byte[-1] == '\n' || byte[-1] == '\r') continue;
       found.content = at + (byte - 1 - block.get());

@@ -183,9 +183,10 @@ class PublishKernel : public PiecesKernel {
       for (int i = 0; i < count_; ++i)
         entries.push_back({names_[i], TypeOf(type_), ShapeOf(*pairs[i].whole->tensor())});
       const World& world = TheWorld();
-      // A message blocks more urgent ones while it travels, so it is only as large as needed to saturate a link.
+      // While a message travels `later`, more urgent ones wait, so it is only as large as needed to saturate a link.
       const int64_t max_bytes =
           later_ ? std::min<int64_t>(world.chunk_bytes, world.size * kMaxBytesOfRank) : world.chunk_bytes;
+      // New weights are sent as they are: they are neither compressed nor checked.
       layout_ = std::make_shared<Layout>(std::move(entries), max_bytes, world.fuse_bytes, Compression(),
                                          /*compiled=*/false, /*checked=*/false, cuts_);
       messages_ = std::make_shared<std::vector<Transfer>>(layout_->TransfersInOrder());
