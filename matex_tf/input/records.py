@@ -85,7 +85,7 @@ def _make_tickets(dataset: Any) -> Records | str:
         reason = str(error)
     except Exception as error:  # perhaps on this rank alone: the others wait in the next collective
         reason = f"its names of files cannot be made ({type(error).__name__}: {error})"
-    reason = record_index.index_files(names, kind, reason)
+    reason = record_index.index_files(names, kind, reason)  # the reason of any rank; with one, nothing is indexed
     if reason:
         return reason
     read = _make_reader(maps, step.element_spec) if maps else record_files.read_records

@@ -1,4 +1,7 @@
-"""Hooks in a trial of `matex tune`, with or without ranks: record the logs of `fit` and a description of the task."""
+"""Hooks in a trial of `matex tune`, with or without ranks: record the logs of `fit` and a description of the task.
+
+The description is the size of the data and of the model, by which `matex tune` finds similar searches (`trial_log`).
+"""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def plan_back_to_front(layers: Layers) -> Plan | None:
     hides no computation, the remaining layers form the first batch.
     """
     count = layers.count
-    pairs = [  # first layers of the last two batches
+    pairs = [  # boundaries in front of the last two batches
         (first, second)
         for second in range(1, count)
         for first in range(second)
