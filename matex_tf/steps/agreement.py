@@ -5,7 +5,8 @@ train, they compare weights: in `fit` and `evaluate`, after 1, 2, 4, ... steps, 
 
 If values differ, code that every rank runs by itself has computed them, for example from random numbers. All ranks then
 take the values of rank 0. But it is an error if a weight of a shared step differs: the gradients of that step were sums
-over different models.
+over different models. Before a comparison, ranks that have trained by themselves, as with the strategy `local:H`, bring
+their variables together (`events.ranks_meet`).
 """
 
 from __future__ import annotations
