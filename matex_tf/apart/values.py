@@ -29,7 +29,7 @@ class SharedValues:
             self.size += store.pad_bytes(variable.shape.num_elements() * variable.dtype.size)
 
     def view_store(self, writes: bool) -> None:
-        """Move the variables to the store. `writes`: store their present values there."""
+        """Move the variables to the store. `writes`: store their present values; else take the values stored there."""
         for variable, offset in zip(self._variables, self._offsets):
             store.view_variable(variable.handle, offset, writes)
 
@@ -60,7 +60,7 @@ class OwnValues:
         self._newest: BatchValues | None = None
 
     def keep_values(self, batch: int) -> BatchValues:
-        """Record the present values for this batch. Returns the values of the newest batch so far."""
+        """Record the present values for this batch, if it is the newest so far. Returns the values of the newest."""
         if self._newest is None or batch > self._newest.batch:
             self._newest = BatchValues(batch, [variable.numpy() for variable in self._variables])
         return self._newest

@@ -77,7 +77,9 @@ def _make_tickets(dataset: Any) -> Records | str:
     if len(kinds) != 1:
         return "it reads files of several formats" if kinds else ""
     [kind] = kinds
-    cpus, maps, names, reason = _count_script_cpus(), tuple[Map, ...](), list[bytes](), ""
+    cpus, reason = _count_script_cpus(), ""
+    maps: tuple[Map, ...] = ()
+    names: list[bytes] = []
     try:
         function, maps = record_functions.Rewriter(step._map_func.function, gives_names=False, cpus=cpus).make()
         names = _list_names(step, cpus)
