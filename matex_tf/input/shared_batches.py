@@ -199,6 +199,7 @@ class Source:
         pads = self.batches.pads
         if not pads:
             return rows
+        # By rank and padded component: the sizes of a row.
         everyone = objects.allgather([rows[index].shape.as_list()[1:] for index in pads], "the lengths of padded rows")
         padded = list(rows)
         for (index, value), sizes_of_ranks in zip(pads.items(), zip(*everyone)):
