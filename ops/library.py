@@ -81,7 +81,7 @@ def _load_engine() -> ctypes.CDLL:
     """The engine's library, loaded but not started; the first call builds it if necessary."""
     global _plan, _engine
     if _engine is None:
-        cache.speaks = world.get_world().rank == 0
+        cache.speaks = world.get_world().rank == 0  # whether this process prints that it waits for a build
         _plan = build.make_engine_plan()
         compiler.load_mpi()
         _engine = _load_file(build.ensure_library(_plan), interface.load_library, OSError)

@@ -34,9 +34,10 @@ def find_obstacle(types: Iterable[str]) -> str:
 
 
 def forget_variable(variable: int) -> None:
-    """Drop the decoded requests, the descriptions of collectives in compiled steps, that have a deleted variable.
+    """Forget a deleted variable, given by its number.
 
-    `variable`: the number of the variable. The library of the kernels keeps the requests (custom_call.cc).
+    The library of the kernels keeps a description, or request, of each collective in a compiled step (custom_call.cc).
+    This drops the requests that name the variable.
     """
     if _loaded is not None:
         _loaded.matex_xla_forget(ctypes.c_int64(variable))

@@ -2,8 +2,8 @@
 
 Taking turns means: of the numbered batches of an epoch, each rank takes the next one that no rank has taken, and trains
 it completely. `keras_fit` makes an `AsyncFit` for each call of `fit`. At its first epoch the ranks decide whether they
-can take turns, and report an obstacle otherwise. Within an epoch a rank computes by itself; at its end the ranks meet:
-they have equal weights again, and combine their logs.
+can take turns. If not, they report the obstacle, and train as with `allreduce` (`choice.report_fallback`). Within an
+epoch a rank computes by itself; at its end the ranks meet: they have equal weights again, and combine their logs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Variables of asynchronous ranks (`turns`), by what happens to them within an epoch and at its end.
+"""The variables of a model that ranks train with `MATEX_STRATEGY=async`, each rank whole batches in turn (`turns`).
 
-`SharedValues` are in the shared store, where all ranks change them. The variables of the other classes exist on each
-rank. At the end of an epoch, `OwnValues` become the values of the rank with the newest batch, and `Sums` are added up.
-`Counters` follow from the number of the batch.
+Four classes divide the variables by what happens to them within an epoch and at its end. `SharedValues` are in the
+store, where all ranks change them. The variables of the other classes exist on each rank. At the end of an epoch,
+`OwnValues` become the values of the rank with the newest batch, which the script alone would have trained last, and
+`Sums` are added up. `Counters` are computed from the number of the batch.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class SharedValues:
             self.size += store.pad_bytes(variable.shape.num_elements() * variable.dtype.size)
 
     def view_store(self, writes: bool) -> None:
-        """Move the variables to the store. `writes`: store their present values there."""
+        """Move the variables to the store. `writes`: store their present values; else take the values stored there."""
         for variable, offset in zip(self._variables, self._offsets):
             store.view_variable(variable.handle, offset, writes)
 
@@ -59,7 +60,7 @@ class OwnValues:
         self._newest: BatchValues | None = None
 
     def keep_values(self, batch: int) -> BatchValues:
-        """Record the present values for this batch. Returns the values of the newest batch so far."""
+        """Record the present values for this batch, if it is the newest so far. Returns the values of the newest."""
         if self._newest is None or batch > self._newest.batch:
             self._newest = BatchValues(batch, [variable.numpy() for variable in self._variables])
         return self._newest
@@ -70,7 +71,10 @@ class OwnValues:
 
 
 class Sums:
-    """TensorFlow variables to which each rank adds for its own batches; `size`: their bytes in the store."""
+    """TensorFlow variables to which each rank adds for its own batches, such as sums of metrics.
+
+    `size`: the bytes of one copy of them in the store, where copies outlast a lost rank (`rescue`).
+    """
 
     def __init__(self, variables: Sequence[Any]):
         self._variables = list(variables)
@@ -100,9 +104,8 @@ class Sums:
 class Counters:
     """TensorFlow variables that each step changes by a constant amount, such as states of random numbers.
 
-    At each batch they have the values of the script alone.
-
-    `amounts`: (variable, amount) pairs.
+    So their values at a batch, as the script alone has them, follow from its number. `amounts`: (variable, amount)
+    pairs.
     """
 
     def __init__(self, amounts: Sequence[tuple[Any, np.ndarray]]):

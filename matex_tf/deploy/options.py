@@ -150,7 +150,7 @@ def parse_time(time: str) -> int:
 
 
 def list_files() -> list[Path]:
-    """The files with defaults: the user's file, then that of the current folder, which takes precedence."""
+    """The files with defaults: the user's file, then the file in the current folder, which takes precedence."""
     home = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
     return [Path(home, "matex.toml"), Path("matex.toml")]
 
@@ -224,9 +224,9 @@ def _make_click_option(declared: Field[Any]) -> Callable[..., Any]:
 
 
 def format_options(options: Options) -> list[str]:
-    """The words of a command line for `options`, without those that the user's files already set.
+    """The words of a command line for `options`, without the options that the user's files already set.
 
-    A flag or a list item of the files that `options` lack remains set, because no word of a command line removes it.
+    A flag or a list item of the files remains set even if `options` lack it: no word of a command line removes it.
     """
     words = []
     defaults = merge_options(type(options), {})

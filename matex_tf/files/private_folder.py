@@ -73,7 +73,7 @@ class Limit:
     def start_watching(self) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._watch_size, name="matex_tf files", daemon=True)
-            with starts_own.set():
+            with starts_own.set():  # tells the hook of `Thread.start` that this is no thread of the script
                 self._thread.start()
 
     def stop_watching(self) -> None:

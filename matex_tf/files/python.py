@@ -72,7 +72,7 @@ def _replace_captured(originals: list[tuple[Any, Any, str]]) -> None:
     new_of = {id(original): getattr(owner, name) for original, owner, name in originals}
     # Modules such as `shutil` look up in these sets which arguments a function of `os` accepts.
     for capabilities in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks, os.supports_effective_ids):
-        capabilities |= {new_of[id(original)] for original, _, _ in originals if original in capabilities}
+        capabilities.update([new_of[id(original)] for original, _, _ in originals if original in capabilities])
     owners: list[Any] = [
         module for name, module in list(sys.modules.items()) if _may_refer(name) and hasattr(module, "__dict__")
     ]
@@ -94,7 +94,10 @@ def _renew_openers(original: Any) -> Any:
 
 @HOOKS.replace("io", "FileIO", _IF_HOOK_MISSING)
 def _make_file_class(original: Any) -> Any:
-    """A class that opens files by the replaced `os.open`; the original one opens them in C code."""
+    """A class that opens files by the replaced `os.open`; the original one opens them in C code.
+
+    C code still makes objects of the original class, as for `open`. They count as instances of the new one (`Meta`).
+    """
 
     class Meta(type(original)):  # type: ignore[misc]
         def __instancecheck__(cls, instance: Any) -> bool:

@@ -1,8 +1,9 @@
 """Changing files through the two layers of a rank (`layers`): the lower is the disk, the upper a private folder.
 
-Only rank 0 changes the disk. Another rank writes its files to the upper layer. If it removes a file of the disk, the
-file stays there, and its key is hidden: this rank no longer sees it. The key of a file is its canonical absolute path,
-such as `/home/me/log.txt`. Its place in the upper layer is `root + key`, below the private folder.
+Only rank 0 changes the disk. Another rank writes its own files, which are in the upper layer. If it removes a file of
+the disk, the file stays there, and its key is hidden: this rank no longer sees it. The key of a file is its canonical
+absolute path, such as `/home/me/log.txt`. Its place in the upper layer is `root + key`, below the private folder.
+`Layers` describes all fields; `known` is its cache of locations, which each change here updates.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class View(Layers):
         self._limit = private_folder.Limit(self.root)
 
     def share_with_child(self) -> dict[str, Any]:
-        """Return the arguments of `adopt` for a child process, which may write into the upper layer from now on."""
+        """Return the arguments of `adopt` for a child process, which may make files and links in the upper layer."""
         self.used = self.has_links = True
         self._limit.start_watching()
         folder = os.path.dirname(self.root)
@@ -256,7 +257,7 @@ class View(Layers):
     def _hide_key(self, key: str, has_contents: bool = True) -> None:
         """Remove `key` from the upper layer, and hide it in the lower one.
 
-        has_contents: `key` may be a folder, or a link, whose target may be one. So paths below `key` end, too.
+        has_contents: `key` may be a folder, or a link to one. Then the paths below `key` are gone, too.
         """
         self._shown = {shown for shown in self._shown if key not in journal_reader.list_parents(shown)}
         self.hidden.add(key)

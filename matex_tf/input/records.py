@@ -77,7 +77,9 @@ def _make_tickets(dataset: Any) -> Records | str:
     if len(kinds) != 1:
         return "it reads files of several formats" if kinds else ""
     [kind] = kinds
-    cpus, maps, names, reason = _count_script_cpus(), tuple[Map, ...](), list[bytes](), ""
+    cpus, reason = _count_script_cpus(), ""
+    maps: tuple[Map, ...] = ()
+    names: list[bytes] = []
     try:
         function, maps = record_functions.Rewriter(step._map_func.function, gives_names=False, cpus=cpus).make()
         names = _list_names(step, cpus)
@@ -85,7 +87,7 @@ def _make_tickets(dataset: Any) -> Records | str:
         reason = str(error)
     except Exception as error:  # perhaps on this rank alone: the others wait in the next collective
         reason = f"its names of files cannot be made ({type(error).__name__}: {error})"
-    reason = record_index.index_files(names, kind, reason)
+    reason = record_index.index_files(names, kind, reason)  # the reason of any rank; with one, nothing is indexed
     if reason:
         return reason
     read = _make_reader(maps, step.element_spec) if maps else record_files.read_records

@@ -77,7 +77,7 @@ class Source:
 
     def take(self, ticket: Sequence[Any], first: Any, count: Any, total: Any) -> list[Any]:
         """In a graph: the flat tensors with rows `first` to `first + count` of the batch of a ticket."""
-        batch_slice = Slice(first, count, total, tf.constant(True), tf.constant(False))
+        batch_slice = Slice(first, count, total, contributes=tf.constant(True), keeps=tf.constant(False))
         rows = self.batches.compute(list(ticket), batch_slice)
         for tensor, (_, shape) in zip(rows, tickets.open_rows(self.batch_specs, self.batches.are_rows)):
             tensor.set_shape(shape)
@@ -114,6 +114,7 @@ class Source:
             records.make_tickets(dataset)  # of files that have changed since the last iteration
         shared = SharedBatches(self, make_iterator(self._slices))
         iterator = make_iterator(self._make_whole_batches(shared))
+        # By these notes a step finds the iterator of slices: when it takes a batch before a call, and in its graph.
         batches.note_shared_batches(iterator, shared)
         handle = shared.iterator._iterator_resource
         batches.note_dealt(iterator._iterator_resource, batches.Dealt(self, handle))
@@ -198,6 +199,7 @@ class Source:
         pads = self.batches.pads
         if not pads:
             return rows
+        # By rank and padded component: the sizes of a row.
         everyone = objects.allgather([rows[index].shape.as_list()[1:] for index in pads], "the lengths of padded rows")
         padded = list(rows)
         for (index, value), sizes_of_ranks in zip(pads.items(), zip(*everyone)):
@@ -252,7 +254,7 @@ def _make_options(steps: Sequence[Any]) -> Any:
 
 
 def give_whole(dataset: Any) -> Any:
-    """The dataset for a function that iterates over it itself; if ranks share it, made of tickets, in their order."""
+    """The dataset of whole batches for a function that iterates over it itself; from tickets, if ranks share it."""
     source = find_source(dataset)
     return filled_caches.use_filled_caches(dataset) if source is None else source.whole
 

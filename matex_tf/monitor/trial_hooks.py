@@ -1,4 +1,7 @@
-"""Hooks in a trial of `matex tune`, with or without ranks: record the logs of `fit` and a description of the task."""
+"""Hooks in a trial of `matex tune`, with or without ranks: record the logs of `fit` and a description of the task.
+
+The description is the size of the data and of the model, by which `matex tune` finds similar searches (`trial_log`).
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,7 @@ def _wrap_epoch_end(original: Any) -> Any:
     def on_epoch_end(self: Any, epoch: int, logs: Any = None) -> Any:
         if _calls:
             call = _calls[-1]
-            if call.data is not None:
+            if call.data is not None:  # the first epoch, after which the model is built in any case
                 trial_log.note_task(**call.data, **_describe_model(self.model))
                 call.data = None
             trial_log.note_epoch(epoch, (self.params or {}).get("epochs"), logs, call.number)

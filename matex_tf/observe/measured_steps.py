@@ -39,7 +39,8 @@ LIMIT = 300
 """Seconds after which a process is ended in any case, including imports and tracing."""
 _MAX_EVENTS = 1 << 18
 _MIN_SECONDS = 0.2  # of the measurement of cores
-_GRADIENTS = 1  # the kind, for `ops.count_completed`, of the sums of a step's gradients, which are called updates
+_GRADIENTS = 1  # the kind of collective by which `ops.count_completed` counts updates: sums of a step's gradients
+_READY = records.ACTIVITIES.index("ready")  # the event that one gradient is ready
 _DATASET = "the dataset of an iterator"
 
 
@@ -74,8 +75,7 @@ class Measured:
         # Seconds of `time.monotonic` and of `time.process_time` at the end of the first update.
         self._start: tuple[float, float] | None = None
         self._is_late = False  # the process is ended for its time limit
-        # Of steps that changed weights, in nanoseconds; also of replicated steps, which every rank computes whole.
-        self._step_ends: list[int] = []
+        self._step_ends: list[int] = []  # nanoseconds, of steps that changed weights; also of replicated steps
         self._data: Data | None = None  # of the last training step
         self._has_enough = threading.Event()  # enough updates: the training thread should measure the input
         self._is_measuring_input = threading.Event()
@@ -97,12 +97,12 @@ class Measured:
         tags.set_tag(iterator._iterator_resource, _DATASET, dataset)
 
     def note_batch(self, plan: Any, seconds: float, handle: Any) -> None:
-        """A step has taken its batch from the iterator with this handle. The input is measured by further batches."""
+        """A step has taken its batch from the iterator with this handle: note how to take more (`measure_input`)."""
         dataset = tags.get_tag(handle, _DATASET)
         self._data = Data(dataset, lambda: plan.take_batch(handle), lambda one: plan.take_batch(one._iterator_resource))
 
     def note_batch_of_loop(self, iterator: Any, is_over: bool) -> None:
-        """A loop in eager code has taken a batch from an iterator."""
+        """A loop in eager code has taken a batch from an iterator: note how to take more."""
         dataset = tags.get_tag(iterator._iterator_resource, _DATASET)
         self._data = Data(dataset, lambda: next(iterator, None), lambda other: next(other, None))
 
@@ -122,7 +122,7 @@ class Measured:
                     self._start = time.monotonic(), time.process_time()
                 is_over_time = self._start is not None and time.monotonic() - self._start[0] > max_seconds
                 self._is_late = time.monotonic() - start > LIMIT
-                # Replicated steps sum no gradients, so they make no updates.
+                # Replicated steps, which every rank computes whole, sum no gradients: they count as no updates.
                 has_enough_replicated = not updates and len(self._step_ends) >= self.phantom.steps
                 has_enough = updates >= self.phantom.steps or (is_over_time and updates >= _MIN_UPDATES)
                 if self._is_late or has_enough_replicated or has_enough:
@@ -152,8 +152,8 @@ class Measured:
             with real_files.use_real_files():
                 file = Path(self.phantom.folder, name)
                 np.savez(
-                    file.with_suffix(".part.npz"), events=events, labels=np.array(records.read_event_labels(),
-                    dtype=str),
+                    file.with_suffix(".part.npz"),
+                    events=events, labels=np.array(records.read_event_labels(), dtype=str),
                     base=self.base_bytes, peak=read_resident_bytes("VmHWM"), updates=ops.count_completed(_GRADIENTS),
                     has_tensorflow="tensorflow" in sys.modules, overlaps=bool(np.any(events["activity"] == _READY)),
                     update=json.dumps(self._describe_updates()), cores=self._count_cores(),
@@ -168,6 +168,3 @@ class Measured:
         start, cpu_before = self._start or (time.monotonic(), 0.0)
         seconds = time.monotonic() - start
         return (time.process_time() - cpu_before) / seconds if seconds > _MIN_SECONDS else math.nan
-
-
-_READY = records.ACTIVITIES.index("ready")

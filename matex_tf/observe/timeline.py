@@ -88,7 +88,7 @@ class Timeline:
     def __init__(self, path: str):
         self.path = path
         self.clocks = clocks.Clocks()
-        self.offsets = self.clocks.measure_offsets()
+        self.offsets = self.clocks.measure_offsets()  # of each rank's clock from rank 0's, at the start
         self.zero = world.get_communicator("control").bcast(records.read_clock())  # rank 0's time at the start, in ns
         self.is_over = False  # the file or this rank's part is written, or being written
 
@@ -201,7 +201,7 @@ def list_bars(events: np.ndarray, labels: Sequence[str], times: np.ndarray) -> I
         label = labels[number] if number >= 0 else ""
         if kind == "gap":
             gaps.append((begin, end))
-        elif kind == "between steps":
+        elif kind == "between steps":  # a mark at a pause, such as the end of an epoch
             is_step = False
         elif kind in _LABELLED:
             yield Bar(lane, _LABELLED[kind] + label, kind, begin, end, size)

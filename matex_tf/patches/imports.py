@@ -27,7 +27,7 @@ class _LargeFinder(MetaPathFinder):
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if name not in self._not_imported:
             return None
-        self._not_imported.remove(name)
+        self._not_imported.remove(name)  # the search asks this finder, too, which must then find nothing
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.loader is not None:
             spec.loader = _Loader(spec.loader)

@@ -1,8 +1,9 @@
 """Hooks on Keras' data source: in a restarted run, `fit` continues with the batch after the saved step.
 
 An iterator or a shuffle reaches the saved position only by a repetition of what happened before it. So the hooks skip
-the data before the saved step: they begin each epoch, take batches as far as the position depends on them, and train
-none of them.
+the data before the saved step: they begin each epoch, take its batches if the position of the data depends on them, and
+train none of them. `Fit` is a call of `fit` with its saved state; a table in `fit_state` explains its flags, such as
+`seeks_step`.
 
 1. `_wrap_source` notes the data source of the call of `fit`.
 2. Ended epochs are skipped by `_skip_epoch`, which `skip_epochs` (Keras 3) or `_wrap_epochs` (Keras 2) calls.
@@ -54,8 +55,8 @@ def _find_resumed_fit(source: Any) -> Fit | None:
 def _skip_epoch(fit: Fit, steps: Iterator[tuple[Any, int]]) -> None:
     """Skip an epoch, so that iterators and shuffles advance as in the original run.
 
-    Batches are taken only if the position of the data depends on them, or if a training step must create variables.
-    Taking `steps`, each step's iterator and number of batches, lets Keras begin the epoch in any case.
+    `steps` yields each step's iterator and number of batches. A loop over it lets Keras begin the epoch. Batches are
+    taken only if the position of the data depends on them, or if a training step must create variables.
     """
     takes_batches = source_data.has_position(fit.source, fit.calls_python)
     with fit.source.catch_stop_iteration(), fit.skip_data():
@@ -79,7 +80,7 @@ def _skip_step(fit: Fit, iterator: Any, count: int, takes_batches: bool = True) 
 
 
 def skip_epochs(fit: Fit) -> None:
-    """Keras 3: skip the epochs that had ended."""
+    """Keras 3: skip the epochs that had ended. `fit_hooks` calls this before the epochs of the restarted call."""
     source = fit.source
     for _ in range(fit.epoch - fit.first_epoch):
         _skip_epoch(fit, ((iterator, source.steps_per_execution) for _, _, iterator in source))
@@ -90,9 +91,9 @@ def skip_epochs(fit: Fit) -> None:
 def _find_step(fit: Fit, steps: Iterator[Any], describe: Callable[[Any], tuple[int, Any, int]]) -> Iterator[Any]:
     """Skip the steps before the saved position, restore the state, and yield the remaining steps of the epoch.
 
-    No step may remain: if the length of the epoch is unknown, a state may be saved after the last step of an epoch.
-    But Keras needs the logs of a step at the end of each epoch. So the last step is yielded once more, and its call
-    returns the saved logs without training (`_repeat_last_step`).
+    Possibly no step remains: if the length of the epoch is unknown, a state may be saved after its last step. But Keras
+    needs the logs of a step at the end of each epoch. So the last step is yielded once more, and its call returns the
+    saved logs without training (`_repeat_last_step`).
 
     Args:
         steps: all steps of the epoch, as Keras yields them.

@@ -41,6 +41,7 @@ class Replay:
             exists, *parts = tf.py_function(self._take_next, [], [tf.bool, *self._dtypes])
             return tf.ensure_shape(exists, []), tuple(parts)
 
+        # After `take_while`: the unused tensors at the end of the data have other shapes.
         def set_shapes(_: Any, parts: Any) -> Any:
             return tuple(map(tf.ensure_shape, parts, self._shapes))
 

@@ -106,7 +106,7 @@ def _list_random_variables(holders: list[Any]) -> list[Any]:
     for holder in holders:
         for value in vars(holder).values():
             inner = getattr(value, "_generator", None)
-            for generator in (value, inner):
+            for generator in (value, inner):  # Keras 3: a SeedGenerator; Keras 2: in a RandomGenerator
                 state = getattr(generator, "state", None)
                 if state is not None and hasattr(state, "assign"):
                     states.append(state)

@@ -3,7 +3,8 @@
 The graph of such a step has an op that returns a whole batch of the dataset, such as `IteratorGetNext`. The feed of the
 dataset replaces the op by ops that return the rank's rows. A *handle*, a tensor that stands for the dataset, for an
 iterator over it or for an optional batch of it, has the feed in its placement (`Placement.feed`). `propagate` asks the
-feed for the `Decision` on each op that has a handle among its inputs.
+feed for the `Decision` on each op (a `Node`) that has a handle among its inputs: the placements that the op needs, the
+placements of its outputs, and a function `emit` that creates ops in its place.
 """
 
 from __future__ import annotations

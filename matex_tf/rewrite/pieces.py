@@ -39,7 +39,7 @@ class PiecesRefusedError(Exception):
 def place(node: Node) -> Decision:
     """The decision on an op that takes pieces, or the handle of a variable of which each rank holds a piece.
 
-    Raises NoRuleError if the op must take whole tensors.
+    Raises NoRuleError, as `require` does, if the op must take whole tensors.
     """
     # Input 0 is the handle of a variable in pieces: a read returns a piece, an assignment takes one.
     first = node.get_placement(0)

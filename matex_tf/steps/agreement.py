@@ -5,7 +5,8 @@ train, they compare weights: in `fit` and `evaluate`, after 1, 2, 4, ... steps, 
 
 If values differ, code that every rank runs by itself has computed them, for example from random numbers. All ranks then
 take the values of rank 0. But it is an error if a weight of a shared step differs: the gradients of that step were sums
-over different models.
+over different models. Before a comparison, ranks that have trained by themselves, as with the strategy `local:H`, bring
+their variables together (`events.ranks_meet`).
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ def agree_on_plan(digest: bytes, why_whole: str, place: str, rows: int = 0) -> s
     for rank, (digest_of_rank, *_) in enumerate(everyone):
         if digest_of_rank != everyone[0][0]:
             # Batches of different sizes are the likely reason, which has a message of its own.
-            rows_of_ranks = [(rank, rows_of_rank) for rank, (*_, rows_of_rank) in enumerate(everyone)]
+            rows_of_ranks = [(number, rows_of_rank) for number, (*_, rows_of_rank) in enumerate(everyone)]
             fingerprint.check_rows(rows_of_ranks, f"a batch of {place}")
             hosts = world.get_world().hosts
             raise errors.MismatchError(

@@ -148,7 +148,7 @@ def _take_batch(plan: StepPlan, inputs: list[Any]) -> Batch | None:
     try:
         batch = plan.take_batch(handle)
     except tf.errors.OpError as error:  # an error of the pipeline, possibly on this rank alone
-        return LostBatch(error)
+        return LostBatch(error)  # raises the error within the call, where the other ranks learn of it
     events.batch_taken(plan, time.perf_counter() - began, handle)
     return batch
 

@@ -68,7 +68,10 @@ def execute_by(execute: Execute) -> None:
 
 
 class CopyKind(NamedTuple):
-    """The kind of a step's copies: its class, the object that stands for the ranks, and the context of its creation."""
+    """The kind of a step's copies: its class, the object that stands for the ranks, and the context of its creation.
+
+    `apart.local` lets each rank compute by itself, and `adapt.step_trials` compares inline and overlapped updates.
+    """
 
     make: type[Copy] = Copy
     make_exchanger: Callable[..., Exchanger] = RankExchanger
@@ -191,7 +194,7 @@ class StepPlan:
         if self.why_whole and any(self.are_own):
             raise errors.UnsupportedError(own_data.explain_obstacle(self.place, self.why_whole))
         if self.why_whole:
-            publishing.drop_planned()
+            publishing.drop_planned()  # the shared memory of weights that this rank's copy, now unused, was to have
         if self.why_whole or self.program is None:
             report.say_whole(self.place, self.why_whole, is_usual=False)
         else:

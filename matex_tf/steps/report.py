@@ -89,7 +89,7 @@ def _describe(program: Program) -> str:
     size = "sums" if summed_bytes is None else f"sums of {settings.format_bytes(summed_bytes)}"
     parts = [f"{wave_count} collective{'s' if wave_count != 1 else ''} a step, {size}"]
     gathered: set[int] = set()
-    for value, node in program.iterate_exchanged(gives):
+    for value, node in program.iterate_exchanged(gives):  # `node` needs `value` by a collective; None: a result
         if value.placement.kind == SHARDED and id(value) not in gathered:
             gathered.add(id(value))
             name, op = ("the result", value.tensor.op) if node is None else (node.type, node.op)

@@ -129,6 +129,7 @@ def make_own_slice(exchanger: Exchanger, components: Sequence[Any], has_batch: A
     has_rows = count > 0
     first = tf.where(has_rows, rows_before, tf.zeros_like(rows_before))
     batch_slice = make_given_slice(first, tf.maximum(count, 1), tf.reduce_sum(counts), has_rows)
+    # Of each entry of the vectors the largest among the ranks: whether any has a batch, and the sizes for `OwnRows`.
     largest = tf.reduce_max(everyone, 0)
     sizes = [largest[start + 1 : end] for start, end in itertools.pairwise(bounds)]
     return OwnRows(batch_slice, largest[0] > 0, sizes)

@@ -42,7 +42,7 @@ def note_reason(tapes: Iterable[Any], why: str) -> None:
 
 
 def finish_gradients(tape: Any, found: Any, sources: list[Any]) -> Any:
-    """The gradients that eager code gets, from those that `tape` has `found` for the variables `sources`.
+    """The gradients that eager code gets, from the gradients that `tape` has `found` for the variables `sources`.
 
     If the ranks began with different values of these variables, all ranks now get rank 0's values and gradients.
     Collective if `sources` has variables on which the ranks have not agreed yet, and if weights are due to be compared.

@@ -1,7 +1,9 @@
 """Creates, opens, changes and runs a search, for the command line and for Python.
 
-`create_search` writes a new search into the database and its folder. `run_search` runs the remaining trials of the
-search in a folder. To resume a search is to call `run_search` again.
+A search trains a script several times, as trials, each with other values of its parameters. The space file names the
+parameters, their ranges, and the objective; an engine proposes the values. `create_search` writes a new search into the
+database and its folder. `run_search` runs the remaining trials of the search in a folder. To resume a search is to call
+`run_search` again.
 """
 
 from __future__ import annotations
@@ -59,7 +61,7 @@ class SearchResult:
     command: str
     """The command line that trains as the best trial did."""
     files: tuple[str, ...]
-    """The best trial's versions of the files with placeholders."""
+    """The best trial's versions of the files with placeholders, such as {{lr}}, for values."""
     stopped: str = ""
     """The signal that has stopped the search, in words; "" if it is complete."""
     code: int = 0
@@ -220,7 +222,7 @@ def run_search(folder: Path, space: str = "", name: str = "", **changed: Any) ->
 
 
 def _make_backend(search: Search, settings: Settings, say: Callable[..., None]) -> Jobs | Processes:
-    """Starts the trials: as Slurm jobs, or as processes of this machine. Raises JobError."""
+    """The object that starts the trials: as Slurm jobs, or as processes of this machine. Raises JobError."""
     matex = find_own_command()
     if settings.slurm is None:
         return Processes(shlex.split(matex), settings.ranks, settings.options)

@@ -91,7 +91,7 @@ def _find_external(owner: Path, name: str) -> Path | None:
 def check_links(path: Path, file: Any, key: str) -> None:
     """Raises ReaderError if `key` of an open HDF5 file goes through a link to a missing file or object.
 
-    Must run within one library call.
+    Call it within `library.call_library`, which allows one use of HDF5 at a time.
     """
     group = file
     for part in key.split("/"):

@@ -74,9 +74,9 @@ def _parse_texts(texts: Any, kind: Any, dialect: Dialect) -> Any:
 
 
 def can_convert(texts: Sequence[str], kind: Any, dialect: Dialect) -> bool:
-    """Returns whether all texts are valid values of this type."""
+    """Returns whether all texts are valid values of this type, a type of numbers or bool."""
     column = pa.array(texts, pa.string())
-    convert = _parse_texts if pa.types.is_boolean(kind) else convert_column
+    convert = _parse_texts if pa.types.is_boolean(kind) else convert_column  # the pattern matches numbers only
     return convert(column, kind, dialect) is not None
 
 

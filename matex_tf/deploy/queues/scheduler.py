@@ -1,8 +1,8 @@
 """The common part of PBS, LSF and Flux: job options, job script, submission and following.
 
 Unlike Slurm, these schedulers neither warn a script of its time limit nor requeue it. The script therefore does both: a
-timer warns the run, which then saves its state and asks by its exit code 75 to be started again. If a run asks for it,
-the script submits a successor job, which starts when the present job has ended.
+timer warns the run, which then saves its state and asks by its exit code 75 to be started again. Then the script
+submits a successor job, which starts when the present job has ended.
 """
 
 from __future__ import annotations

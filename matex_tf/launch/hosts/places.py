@@ -2,7 +2,8 @@
 
 `launch.restarts` makes one `Places` for a run, and from it an `Attempt` for each start of mpirun. Hosts may be lost,
 come back or change in the host files, and a slow host may lose a rank. `make_attempt` then divides the ranks among the
-hosts in proportion to their slots: 5 ranks on 2 hosts of 3 slots are 2 and 3.
+hosts in proportion to their slots, the numbers of ranks for which mpirun has places: 5 ranks on 2 hosts of 3 slots are
+2 and 3.
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ class Places:
         """Undo a change of the hosts from `before` to `hosts`: never again use the added hosts.
 
         A host in both lists whose number of slots changed gets its former slots, as long as the host files list it with
-        the new slots, and all hosts of `before` are usable.
+        the new slots, and all hosts of `before` are usable. For example, from a with 2 slots to a and b with 4 each: b
+        is not used again, and a counts as 2 slots.
         """
         former = {host.name: host for host in before}
         self._excluded |= {host.name for host in hosts} - former.keys()
@@ -109,10 +111,11 @@ class Places:
 
     def make_attempt(self, usable: Sequence[Host], strategy: str = "") -> Attempt:
         """The attempt on the `usable` hosts, without dropped ranks; a host that keeps no rank is left out."""
-        usable = [host for host in usable if host.name not in self._excluded] or usable  # not if all are excluded
+        usable = [host for host in usable if host.name not in self._excluded] or usable  # all, if all are excluded
         names = {host.name for host in usable}
 
         def restore_slots(host: Host) -> Host:
+            """`host` with its slots before an undone change (`exclude_hosts`)."""
             former = self._former.get(host)
             return former[host.name] if former and former.keys() <= names else host
 

@@ -73,7 +73,7 @@ def plan_front_to_back(layers: Layers) -> Plan | None:
 
     The first batch has the longest computation that the second pull hides. Each further batch has the shortest pull
     that takes at least as long as the computation of the batch before. If no pull does, which the paper does not
-    define, the remaining layers form the last batch.
+    define, the remaining layers form the last batch. Ties between pairs go to the shorter pulls.
     """
     count = layers.count
     pairs = [  # boundaries of the first two batches
@@ -99,7 +99,7 @@ def plan_back_to_front(layers: Layers) -> Plan | None:
     hides no computation, the remaining layers form the first batch.
     """
     count = layers.count
-    pairs = [  # first layers of the last two batches
+    pairs = [  # boundaries in front of the last two batches
         (first, second)
         for second in range(1, count)
         for first in range(second)

@@ -1,4 +1,7 @@
-"""The program of a rank: the times of its computation, gradients and collectives in a step, from a plan."""
+"""The program of a rank: the times of its computation, gradients and collectives in a step.
+
+It is predicted from a plan file: what `matex plan` has measured of the script for some numbers of ranks.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ class TimedCollective(NamedTuple):
     at: float
     """Seconds from the start of the step to the start of the collective, without communication."""
     kind: str
-    """As `plan_file.Collective`."""
+    """One of the kinds of `plan_file.Collective`."""
     name: str
     bytes: float
     """Bytes of one rank."""

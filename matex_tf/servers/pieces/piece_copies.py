@@ -7,8 +7,8 @@ the remaining ranks. `slots` and `resilience.elastic` call these functions.
 
 Ranks are renumbered after a loss. An origin is the number of a rank when the run began.
 
-A variable here is a `steps.piece_variables.PieceVariable`: `number` names it on all ranks, `cuts` are the entries at
-which the ranks' pieces begin, and the end, `of()` is the weight whose entries match its entries.
+A variable here is a `steps.piece_variables.PieceVariable`: `number` names it on all ranks; `cuts` are the entries at
+which the ranks' pieces begin, and last the number of entries; `of()` is the weight with the same entries.
 """
 
 from __future__ import annotations

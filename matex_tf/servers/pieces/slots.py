@@ -1,8 +1,10 @@
 """Creates the slots of optimizers in pieces, with `MATEX_STRATEGY=sharded`, `servers` and `auto`.
 
 A slot, such as a moment of Adam, is a variable with an entry for each entry of a weight. In pieces means: each rank has
-and updates a part of the entries only. Hooks on Keras' optimizers replace the creation of slots, so each rank has only
-its piece from the start. Optimizers that cannot have pieces are reported, and update whole variables on each rank.
+and updates a part of the entries only, and the cuts are the entries at which the parts begin. Hooks on Keras'
+optimizers replace the creation of slots, so each rank has only its piece from the start. Optimizers that cannot have
+pieces are reported, and update whole variables on each rank. With `auto` (`owners.is_left_open`), ranks later choose
+between pieces and whole variables by the measured time of their steps.
 """
 
 from __future__ import annotations
@@ -179,7 +181,8 @@ def _create_slot(optimizer: Any, weight: Any, create: Callable[..., Any], **opti
             return create(**{**options, "initial_value": value})
         from matex_tf.steps.piece_variables import PieceVariable
 
-        # A value that is not constant may differ between ranks, which compare it while the variable is complete.
+        # No cuts: the variable is complete at first, and `_choose_cuts` chooses them. A value that is not constant may
+        # differ between ranks, which compare it before. With `servers:auto` the number of owners is not known yet.
         is_constant = bool(tf.reduce_all(value == tf.reshape(value, [-1])[0]))
         cuts = owners.cut_variable(weight) if is_constant and not owners.is_count_automatic() else ()
         more = {name: options[name] for name in ("synchronization", "aggregation") if options.get(name) is not None}

@@ -35,7 +35,7 @@ def deal_hosts(hosts: Sequence[Host], parallel: int) -> list[Slot]:
         return [Slot(hosts=tuple(placement.choose_cores(hosts, index, parallel))) for index in range(parallel)]
     slots = []
     for host_index, host in enumerate(hosts):
-        count = len(range(host_index, parallel, len(hosts)))  # slots on this host
+        count = len(range(host_index, parallel, len(hosts)))  # slots on this host, if slots are dealt to hosts in turn
         slots += [Slot(hosts=(host,), part=f"{i + 1}/{count}" if count > 1 else "") for i in range(count)]
     return slots
 

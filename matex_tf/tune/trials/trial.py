@@ -72,6 +72,7 @@ class Outcome:
     seconds: float = 0.0
     """The duration since the start; in a record, the sum over all starts of the trial."""
     curve: tuple[Point, ...] = field(default=(), compare=False)
+    """The values of the objective in the course of the trial."""
 
 
 @dataclass(frozen=True)

@@ -137,7 +137,7 @@ class ReduceOnDeviceKernel : public Collective {
     return TfStatus();
   }
 
-  KeptLayout kept_;
+  KeptLayout kept_;  // the layout, made again only if the shapes of the gradients change
 };
 
 REGISTER_OP("MatexReduceOnDevice")

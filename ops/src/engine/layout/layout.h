@@ -1,8 +1,8 @@
 // The layout of an update. An update is one call of an optimizer, for which all gradients are summed over ranks; an
 // entry is one gradient. The layout divides the entries into transfers, each of which is one sum over ranks: small
 // entries are fused in one transfer, large entries are cut into several transfers. The kernels make a layout once and
-// reuse it. A layout depends only on values that are equal on all ranks, and the rendezvous compares its key. So all
-// ranks have the same transfers without a negotiation.
+// reuse it. A layout depends only on values that are equal on all ranks, and before each collective ranks compare its
+// key (rendezvous.h). So all ranks have the same transfers without a negotiation.
 //
 // Two reductions use layouts: in the calling thread (inline.h), or in a communication thread (async_reduction.h).
 #pragma once

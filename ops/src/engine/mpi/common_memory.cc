@@ -1,5 +1,6 @@
-// Shared memory of the ranks of one node (common_memory.h). The first rank makes a file in memory and broadcasts where
-// it is; the other ranks open and map the file. Then all ranks agree whether all have succeeded.
+// Shared memory of the ranks of one node (common_memory.h): a head for all ranks, then a part for each rank. The first
+// rank makes a file in memory and broadcasts where it is; the other ranks open and map the file. Then all ranks agree
+// whether all have succeeded.
 #include "engine/mpi/common_memory.h"
 
 #include <fcntl.h>

@@ -22,11 +22,13 @@ CommonLayout HomesLayout(int64_t buffer_bytes) { return CommonLayout::Of(/*bytes
 }  // namespace
 
 Homes::Offsets::Offsets(const std::vector<int64_t>& variable_bytes, int64_t pieces_bytes) {
-  copies = RoundUp(static_cast<int64_t>(variable_bytes.size() * sizeof(int64_t)), kAligned);  // first the table's end
+  const auto table_bytes = static_cast<int64_t>(variable_bytes.size() * sizeof(int64_t));
+  int64_t next = RoundUp(table_bytes, kAligned);
   for (const int64_t bytes : variable_bytes) {
-    homes.push_back(copies);
-    copies += RoundUp(bytes, kAligned);
+    homes.push_back(next);
+    next += RoundUp(bytes, kAligned);
   }
+  copies = next;
   end = RoundUp(copies + pieces_bytes, kMemoryPage);
 }
 

@@ -21,7 +21,8 @@
 namespace matex {
 namespace {
 
-// The collective of a reduction, for the rendezvous. Its bytes are for the trace, and 0 for an update (rendezvous.h).
+// The collective of a reduction, for the rendezvous: the gradients of an update, or a plain all-reduce. Its bytes are
+// for the trace, and 0 for an update (rendezvous.h).
 Call CallOf(const Layout& layout, const Batch& batch, const std::function<std::string()>& place) {
   const Kind kind = batch.is_update() ? Kind::kGradients : Kind::kAllreduce;
   int64_t bytes = 0;

@@ -83,6 +83,7 @@ class ViewKernel : public OpKernel {
     const bool has_room = bytes == 0 || (store->Has(memory) && store->Has(memory + bytes - 1));
     OP_REQUIRES(context, has_room, errors::OutOfRange("a variable is larger than its place in shared memory"));
     if (writes_) std::memcpy(memory, DataOf(*value), bytes);
+    // `others_read`: no op may take this memory for its result.
     *value = TensorAt(memory, store, value->dtype(), value->shape(), /*others_read=*/true);
   }
 
