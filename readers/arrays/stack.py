@@ -91,7 +91,7 @@ class Stack(Format):
                 self.close_file()  # the exception refers to this object, which would keep the file open
             finally:
                 raise error
-        self.surveys = int(bool(self._texts))
+        self.surveys = int(bool(self._texts))  # the number of searches of all files before any row is read (`survey`)
 
     def require_parallel(self) -> None:
         """Raises ReaderError if the library was built without MPI-IO, which `parallel=True` needs."""

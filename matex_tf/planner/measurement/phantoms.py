@@ -95,6 +95,7 @@ def measure_copies(
             processes.append(at_end.enter_context(_start_copy(script, copy, folder, environment)))
         codes = _await_ends(processes)
     core_seconds = (time.monotonic() - begun_at) * (os.cpu_count() or 1)
+    # The share of the machine's cores that other processes used.
     busy = min(max(_count_other_seconds() - other_seconds, 0.0) / core_seconds, 1.0)
     results = [read_copy(folder, copy, code, ranks, steps) for copy, code in enumerate(codes)]
     all_notes = [notes for notes, _, _ in results]
@@ -153,7 +154,7 @@ def measure_real(
     Raises:
         NotMeasured: as `measure_copies`.
     """
-    # In MATEX_PLAN RANKS is 0: real ranks are measured. Rank R then stores copy-R.npz, and the file of rank 0 is read.
+    # RANKS = 0 in MATEX_PLAN means that real ranks are measured. Rank R then stores copy-R.npz; rank 0's file is read.
     environment = _make_environment(f"0:{steps}:0:1", folder, scaling, limits, overlap="auto", is_here=is_here)
     with _start_copy(script, 0, folder, environment, launch) as process:
         _await_ends([process], folder / "copy-0.npz")  # then the end of the context ends ranks that still run
