@@ -25,7 +25,7 @@ from matex_tf.steps import events, pieces
 from matex_tf.thread_flag import ThreadFlag
 from matex_tf.world import membership, world
 
-HOOKS = KerasTable(when=lambda: settings.get_settings().output != "all")
+HOOKS = KerasTable(when=lambda: settings.get_settings().output != "all")  # "all": each rank saves its own files
 
 _IF_HOOK_MISSING = "each rank writes the file that a script saves"
 _OF_KERAS = "saving.saving_api:save_model save_weights"
@@ -88,7 +88,7 @@ def _write_whole(original: Any, call: inspect.BoundArguments, path: str) -> Any:
         call.arguments["overwrite"] = True
     with atomic.write_beside(path, make_folder=_makes_folder(original, path)) as place:
         _set_path(call, place)
-        with _is_atomic.set(place != path):
+        with _is_atomic.set(place != path):  # both are equal if the file must be written in place, such as a pipe
             result = original(*call.args, **call.kwargs)
     text = _find_path_text(result)  # it contains the temporary path `place`
     if place == path or text is None:

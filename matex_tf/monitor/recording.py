@@ -113,7 +113,7 @@ def _parse_lines(text: bytes) -> list[dict[str, Any]]:
     """The complete lines, without damaged ones."""
     lines = text[: text.rfind(b"\n") + 1].splitlines()
     try:
-        return list(json.loads(b"[" + b",".join(lines) + b"]"))  # usually; this takes half the time
+        return list(json.loads(b"[" + b",".join(lines) + b"]"))  # the usual case, in half the time
     except ValueError:
         return [parsed for line in lines if (parsed := _parse_line(line)) is not None]
 

@@ -141,6 +141,7 @@ class Compute:
         """(seconds, mark) of a step of one rank alone, with as many cores as each of `ranks` ranks: the base of
         efficiency. The mark says whether the seconds are measured or extrapolated.
         """
+        # `whole`: steps in which each rank of a full host trains a whole batch; None if ranks cannot train so.
         whole, group = self.plan.whole, self._choose_group(ranks)
         if ranks > 1 and whole is not None and whole.copies == group.sizes[0].copies:
             return whole.typical, MEASURED

@@ -19,7 +19,7 @@ from matex_tf.lazy import tf
 from matex_tf.sharding import fingerprint, slice_bounds
 from matex_tf.world import world
 
-_SHARED, _DEALT = "shares of batches", "elements of shares"
+_SHARED, _DEALT = "shares of batches", "elements of shares"  # tags of iterators and of tensors that stand for them
 NUMBERS = 5
 """The number of leading tensors of an element: first, count, total, contributes, and a digest of the batch. `count` is
 `Bounds.number`, `total` the rows of the batch. All are int64 scalars, except for the bool `contributes`. The rank's

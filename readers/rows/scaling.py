@@ -48,7 +48,7 @@ class Standard:
 
 
 Moments = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""(count, mean, sum of squared deviations) of each column of a table, or of all values."""
+"""(count, mean, sum of squared deviations) of each column of a table, or of all values. None stands for no rows."""
 
 
 def compute_moments(rows: np.ndarray) -> Moments:

@@ -94,12 +94,12 @@ def draw_quantity(quantity: Quantity, starts: Starts, zero: float, end: float, c
             pieces_by_name[name] = pieces
     if len(pieces_by_name) <= MAX_LINES:
         order = list(ranks_by_name)  # also of lines without values, so that a rank has the same colour in all charts
-        return [Line(name, order.index(name), pieces) for name, pieces in pieces_by_name.items()]
+        return [Line(name, colour=order.index(name), pieces=pieces) for name, pieces in pieces_by_name.items()]
     grid = np.linspace(0, end, _GRID_POINTS)
     rows = np.stack([_interpolate_on_grid(pieces, grid) for pieces in pieces_by_name.values()])
     picked = [f"rank {rank}" for rank in chosen if f"rank {rank}" in pieces_by_name]
     picked = picked or _pick_extremes(pieces_by_name, rows)
-    return [*make_band(rows, grid), *(Line(name, index, pieces_by_name[name]) for index, name in enumerate(picked))]
+    return [*make_band(rows, grid), *(Line(name, colour, pieces_by_name[name]) for colour, name in enumerate(picked))]
 
 
 def _name_lines(quantity: Quantity, starts: Starts) -> dict[str, list[int | None]]:

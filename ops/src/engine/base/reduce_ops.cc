@@ -245,7 +245,7 @@ void Scale(Type type, const void* from, void* to, int64_t count, double weight) 
     std::memset(to, 0, bytes);
   } else if (weight == 1) {
     if (from != to) std::memcpy(to, from, bytes);
-  } else {
+  } else {  // float types only (reduce_ops.h)
     ForType(type, [&](auto typed) {
       using T = decltype(typed);
       if constexpr (std::is_floating_point_v<T> || kIsHalf<T>) ScaleAs<T>(from, to, count, weight);
