@@ -72,10 +72,7 @@ def split(node: Node) -> Decision:
 
 
 def take_blocks(rows: Rows, begin: int, end: int | None) -> Rows:
-    """The blocks of `rows` between two borders: `begin` and `end` are numbers of entries for each row of the batch.
-
-    Of the blocks (2, 1, 3), the borders 2 and 6 give (1, 3).
-    """
+    """The blocks of `rows` between borders, in entries for each row: of the blocks (2, 1, 3), 2 and 6 give (1, 3)."""
     require(rows.unit is not None)
     bounds = [sum(block for block in rows.blocks[:index] if block) for index in range(len(rows.blocks) + 1)]
     end = bounds[-1] if end is None else min(end, bounds[-1])
