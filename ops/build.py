@@ -95,7 +95,7 @@ def ensure_library(plan: Plan, verbose: bool = False, into: Path | None = None) 
         return found
     folder = into or cache.find_cache_folder()
     with cache.take_turn(folder, plan.key, plan.what, lambda: is_whole(plan, folder)) as builds:
-        if builds:
+        if builds:  # not another process; a missing compiler is reported with the builds for other versions
             with find_others(plan) if into is None else contextlib.nullcontext("") as others:
                 compiler = find_compiler()
             if others:

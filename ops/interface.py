@@ -1,4 +1,4 @@
-"""The engine's C interface (src/engine/abi.cc): its functions and their types, and loading the library."""
+"""The engine's C interface: the types of its functions, which src/engine/abi.cc describes, and loading the library."""
 
 from __future__ import annotations
 

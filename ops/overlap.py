@@ -1,10 +1,11 @@
 """The overlapped reduction in graphs: gradients are summed over ranks while the step still computes other gradients.
 
 One op announces the update: a collective, which all ranks reach at the same place in their sequence. Its output
-`ticket` is the number of this announcement. Then each gradient has an op of its own, which hands the gradient and the
-number to the engine as soon as the gradient is computed, and ends when its sum is ready. Gradients are summed in the
-order of the list, so the list begins with the gradient that is ready first. An update that is not overlapped is inline:
-one op sums all gradients. `collectives/reduce_gradients.py` calls this module if `is_chosen`.
+`ticket` (not a ticket of `tf.data`) is the number of this announcement. Then each gradient has an op of its own, which
+hands the gradient and the number to the engine as soon as the gradient is computed, and ends when its sum is ready.
+Gradients are summed in the order of the list, so the list begins with the gradient that is ready first. An update that
+is not overlapped is inline: one op sums all gradients. `collectives/reduce_gradients.py` calls this module if
+`is_chosen`.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ def reduce_gradients(
     part_of: str = "",
     has_more: bool = False,
 ) -> list[Any]:
-    """`ops.reduce_gradients` of tensors with known shapes, in a function, under several ranks."""
+    """`ops.reduce_gradients`, which describes the arguments: of known shapes, in a function, under several ranks."""
     library = get_library().ops
     _let_gradients_run_in_any_order()
     ticket = make_in_order(

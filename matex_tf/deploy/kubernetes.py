@@ -138,7 +138,7 @@ def follow_job(job: Job, shows_output: bool = True) -> int:
             for name in needless_jobs:
                 _stop_launching(job, name)
             logs.follow_pods(states.list_launchers(pods))
-            logs.last = state.phase in (ENDED, FORGOTTEN)
+            logs.last = state.phase in (ENDED, FORGOTTEN)  # then `read_more` returns all of the remaining output
             return state
 
         return following.follow_job(job, look_at_job, logs.read_more, shows_output)

@@ -25,7 +25,7 @@ from matex_tf.steps import events, pieces
 from matex_tf.thread_flag import ThreadFlag
 from matex_tf.world import membership, world
 
-HOOKS = KerasTable(when=lambda: settings.get_settings().output != "all")
+HOOKS = KerasTable(when=lambda: settings.get_settings().output != "all")  # "all": each rank saves its own files
 
 _IF_HOOK_MISSING = "each rank writes the file that a script saves"
 _OF_KERAS = "saving.saving_api:save_model save_weights"
@@ -56,7 +56,7 @@ def _wrap_save(original: Any) -> Any:
         # The save of this rank has called this function, to write a part or the whole.
         if _is_inside:
             return _write_whole(original, call, path)
-        # A measurement: each rank saves to its private folder.
+        # A measurement by `matex plan`: each rank saves to its private folder.
         if _is_measured():
             place = find_real_path(path, "w")
             _set_path(call, place)
@@ -88,7 +88,7 @@ def _write_whole(original: Any, call: inspect.BoundArguments, path: str) -> Any:
         call.arguments["overwrite"] = True
     with atomic.write_beside(path, make_folder=_makes_folder(original, path)) as place:
         _set_path(call, place)
-        with _is_atomic.set(place != path):
+        with _is_atomic.set(place != path):  # both are equal if the file must be written in place, such as a pipe
             result = original(*call.args, **call.kwargs)
     text = _find_path_text(result)  # it contains the temporary path `place`
     if place == path or text is None:
@@ -139,7 +139,7 @@ def _save_together(write: Callable[[], Any], path: str, name: str) -> Any:
     result = error = None
     ops.records.mark_between_steps()  # records do not count the time as part of a step
     pieces.make_all_whole()  # rank 0 reads the variables without the other ranks
-    events.ranks_meet("saving")
+    events.ranks_meet("saving")  # with the strategy `local`, ranks average their weights
     objects.barrier(f"saving ({name})")
     if is_first:
         try:
@@ -154,7 +154,7 @@ def _save_together(write: Callable[[], Any], path: str, name: str) -> Any:
         raise error
     if failure is not None:
         raise OSError(f"rank 0 could not save to {path_of_0}: {failure}")
-    delivery.deliver_file(path)
+    delivery.deliver_file(path)  # until each rank can read the file, also on hosts that do not see rank 0's
     return result if is_first or text is None else text.replace(path_of_0, path)
 
 
@@ -217,6 +217,7 @@ def _wrap_saver(original: Any) -> Any:
             return _save_plainly(lambda: write(place))
         path = _name_checkpoint(sess, os.fspath(save_path), global_step)
         result = _save_once(write, path, "Saver.save")
+        # Rank 0 has also changed the file that names the last checkpoints, and the Saver's list of them.
         if _is_called_by_all():
             delivery.deliver_file(os.path.join(os.path.dirname(path), latest_filename or "checkpoint"))
             self._last_checkpoints = objects.broadcast(self._last_checkpoints, "the checkpoints of a Saver")

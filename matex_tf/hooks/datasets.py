@@ -45,10 +45,12 @@ def _wrap_iter(original: Any) -> Any:
         is_eager = tf.executing_eagerly()
         if is_eager:
             shard_batches.prepare_epoch(self)
-        # In eager code the iterator returns batches by turns, by tickets, or from the dataset itself. In a trace, if
-        # there are tickets, it returns batches of `by_tickets.whole` (the whole batches, made from tickets), and
-        # `steps.shared_feeds` replaces it in the copy of the step; else it returns batches of the dataset. Ranks share
-        # no batches in other threads, where they are not in step, and no batches of a rank's own rows.
+        # The iterator returns batches
+        # - by turns, in eager code only;
+        # - by tickets. In a trace these are batches of `by_tickets.whole`, the whole batches made from tickets, and
+        #   `steps.shared_feeds` replaces the iterator in the copy of the step;
+        # - of the dataset itself, if ranks share none: in other threads, where ranks are not in step, or if the rows
+        #   are the rank's own.
         may_share = agreement.is_watched() and not shard_arrays.is_shard(self)
         by_turns = turns.find_source(self) if may_share and is_eager else None
         by_tickets = shared_batches.find_source(self) if may_share and by_turns is None else None
@@ -130,6 +132,7 @@ def _wrap_next(original: Any) -> Any:
         if own_data.is_own(self):
             return own_data.take_whole(self)
         shared = _find_shared_batches(self)
+        # With weak scaling, a step that trains takes several batches of the script, one for each rank.
         pull = lambda: original(self) if shared is None else _take_whole(shared)  # noqa: E731
         return weak_scaling.take_next(self, pull) if weak_scaling.is_on() else pull()
 
@@ -159,6 +162,7 @@ def _find_shared_batches(iterator: Any) -> Any:
 
 
 def _take_whole(shared: Any) -> Any:
+    """The next whole batch: by turns from a `turns.Pass`, one pass over a source, otherwise by tickets."""
     return turns.take_element(shared) if isinstance(shared, turns.Pass) else whole_batches.take_whole(shared)
 
 

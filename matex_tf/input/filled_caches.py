@@ -1,9 +1,11 @@
 """Fills a `cache()` of random elements only once, whether or not ranks share its iterations.
 
-If ranks share an iteration, the cache keeps tickets (`tickets`), otherwise elements. If a script iterates a cache in
-both ways, two fillings with random elements would differ, and the script alone has one. So the first iteration fills
-the cache. If it has filled the cache with elements, later iterations are not shared (`claim_for_tickets`). If it has
-filled the cache with tickets, an iteration that is not shared computes its elements from them (`use_filled_caches`).
+Ranks share an iteration if each rank computes only its rows. The cache then keeps tickets (`tickets`), otherwise
+elements. If a script iterates a cache in both ways, two fillings with random elements would differ, and the script
+alone has one. So the first iteration fills the cache:
+
+- with elements: later iterations are not shared (`claim_for_tickets`);
+- with tickets: an iteration that is not shared computes its elements from them (`use_filled_caches`).
 """
 
 from __future__ import annotations
@@ -72,8 +74,9 @@ def use_filled_caches(dataset: Any) -> Any:
         _note(random_caches, _AS_ELEMENTS)
         return dataset
     with tf.init_scope():
+        # The dataset as tickets and the work that makes elements of them, with the caches that hold tickets.
         deferred = splitting.find_deferred(dataset, are_batches=False)
-        # A cache that cannot hold tickets is filled a second time.
+        # A random cache that cannot hold tickets: fill all of them with elements, some for the second time.
         if not set(map(id, random_caches)) <= set(map(id, deferred.caches)):
             _note_elements(random_caches)
             return dataset

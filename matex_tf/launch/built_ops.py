@@ -31,6 +31,7 @@ def describe_build() -> dict[str, Any]:
     state = {"MPI": compiler.shorten_version(ops_plan.mpi), "TensorFlow": ops_plan.tensorflow}
     libraries = [build.find_library(build_plan) for build_plan in (engine_plan, ops_plan)]
     if None in libraries:  # None: this library has not been built yet
+        # A BuildError within the context begins with the sentence `other_builds`: which versions the shared folder has.
         with build.find_others(engine_plan if libraries[0] is None else ops_plan) as other_builds:
             cache.find_cache_folder()
             state["compiler"] = build.try_compiler().path

@@ -40,8 +40,8 @@ def make_command_line(run: Run, mpirun: mpirun_command.Mpirun | None = None) -> 
         )
     environment = run.environment or os.environ
     variables = _choose_variables(run, environment)
-    # `choose_options` prefers the environment's value of a variable to that in `variables`. These options of the run
-    # must prevail if they are given. So their variables are removed from the environment.
+    # `choose_options` prefers the environment's value of a variable to its value in `variables`. The following options
+    # of the run prevail if they are given. So their variables are removed from the environment.
     overriding = {"MATEX_RECORD": run.record, "MATEX_ADAPT": run.adapt}
     if run.adapt == "ranks":
         overriding["MATEX_STRATEGY"] = run.strategy
@@ -55,6 +55,7 @@ def make_command_line(run: Run, mpirun: mpirun_command.Mpirun | None = None) -> 
 
 def _choose_variables(run: Run, environment: Mapping[str, str]) -> dict[str, str]:
     """The settings that the options of `run` stand for, as environment variables of the ranks."""
+    # HERE, the option `--memory here`: no bytes are passed on, and each rank measures the free memory of its host.
     needs_microbatches = run.memory and "MATEX_MICROBATCH" not in environment
     variables = {
         "MATEX_PROFILE": "1" if run.profile else "",

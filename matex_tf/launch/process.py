@@ -61,13 +61,14 @@ def run_to_end(command: Sequence[str], folder: str, describe_lost_hosts: Callabl
     received: set[int] = set()
     code = wait_for_ranks(command, folder, received)
     end = run_end.read_end(folder)
-    if code == 0 and end.asks_again:
+    if code == 0 and end.asks_again:  # the run was asked to end, has saved its state, and is to be started again
         return EXIT_REQUEUE
     if code == 0 and end.proves_success:
         return 0
     if fatal := received & _FATAL:
         return compute_signal_exit_code(fatal)
-    # There is another reason than lost hosts: an error that follows from no other rank's, the ranks' report, a signal.
+    # Lost hosts are not the reason if there is an error that does not follow from another rank's, a report of the
+    # ranks, or a signal that ended mpirun.
     is_explained = (end.cause and not end.cause.follows) or end.is_reported or rank_ends.find_signal(code)
     if not is_explained and (lost_hosts := describe_lost_hosts()):
         print(f"matex: {lost_hosts} (exit code {code or EXIT_UNPROVED})", file=sys.stderr)

@@ -3,6 +3,9 @@
 In `matex run -n 2 --mca pml ob1 --explain train.py --epochs 3`, -n and --explain are options of `matex run`, --mca is
 an option of mpirun, and --epochs one of the script. `RunCommand` separates them; click parses those of `matex run`.
 `read_run` checks their values and returns a `Run`. `settle_strategy` and `change_ranks` derive a run for a restart.
+
+A strategy says how ranks train together. With `allreduce` every rank sums gradients and updates all variables; with
+`servers:S` S ranks own the variables, and with `servers:S:only` they do not train.
 """
 
 from __future__ import annotations
@@ -92,7 +95,7 @@ class RunCommand(click.Command):
             is_own = name in (*own_options, "-h", "--help")
             (own_words if is_own else mpirun_words).extend(group)
         refuse_misspelt(mpirun_words, own_options)
-        if "--" in args[len(words) :]:  # options of mpirun that are unknown here may follow `--`
+        if "--" in args[len(words) :]:  # as in `-n 2 -- --unknown 1 train.py`: further options of mpirun
             words_after_separator, target_after_separator = mpirun_options.split_options(target)
             if words_after_separator:
                 mpirun_words, target = mpirun_words + words_after_separator, target_after_separator
@@ -131,7 +134,7 @@ def read_run(ctx: click.Context) -> Run:
             "no script is named. For example: matex run -n 4 train.py, or matex run -n 4 -m package.module"
         )
     adapt, check = _read_adapt(ctx.params["adapt"], target[0]), ctx.params["check"]
-    values = {**ctx.params, "adapt": "" if adapt == "off" else adapt}
+    values = {**ctx.params, "adapt": "" if adapt == "off" else adapt}  # for the checks below, off is not given
     if values["ranks"] is None and not check:
         raise click.UsageError(f"how many ranks? For example: matex run -n 4 {shlex.join(target)}")
     ranks = values["ranks"] or 2
@@ -221,7 +224,7 @@ def settle_strategy(run: Run, environment: Mapping[str, str]) -> Run:
         name, equals, value = assignment.partition("=")
         if name != _STRATEGY:
             options += group
-        elif equals or len(group) > 2:  # -x NAME=VALUE, or -genv NAME VALUE
+        elif equals or len(group) > 2:  # -x NAME=VALUE, or -genv NAME VALUE; -x NAME passes the value of `environment`
             strategy = value or group[-1]
     return replace(run, strategy=strategy, options=options)
 

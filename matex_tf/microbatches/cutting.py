@@ -1,4 +1,4 @@
-"""Selects the ops of a program that run part by part, and replaces them by nodes, the regions.
+"""Selects the ops of a step that run part by part, to use less memory, and replaces them by nodes, the regions.
 
 A *part* is some rows of this rank's slice, such as 8 of 32. A *region* is a set of ops that a loop computes for one
 part after the other (`region`). Its inputs with rows are sliced, its partial sums are added up, and its rows are
@@ -116,7 +116,7 @@ def _is_on_rows(node: Node) -> bool:
 
 def _find_obstacle(node: Node) -> str:
     """The reason why an op cannot run part by part; empty if it can."""
-    # The copy takes the outputs of the script's own op, or the op gives the batch.
+    # `is_reused`: the copy of the step takes the outputs of the script's own op. `is_batch`: the op gives the batch.
     if node.is_reused or (is_batch(node) and not _has_rows_of_rank(node)):
         return EFFECT
     if node.bodies and is_compiled(node.op):
@@ -130,7 +130,7 @@ def _find_obstacle(node: Node) -> str:
 
 
 def _list_used(node: Node) -> Iterator[tuple[Value, Placement | None]]:
-    """The values whose own tensors are used, or exchanged, for an op."""
+    """The inputs of an op and their needs; without numbers that follow from the slice, not from a tensor (`paths`)."""
     for value, need in zip(node.inputs, node.decision.needs):
         if paths.uses_tensor(value, need):
             yield value, need
@@ -310,7 +310,10 @@ class _Rebuilt:
 
 
 def _find_input_placement(value: Value, need: Placement | None) -> Placement | None:
-    """The placement in which a region takes a value (`Region.takes`): whole, if it is made whole before."""
+    """The placement in which a region takes a value (`Region.takes`).
+
+    WHOLE if a collective or a conversion before the region makes the value whole; None: its own placement.
+    """
     if value.placement.is_replicated:
         return None
     is_whole = needs_exchange(value.placement, need) or paths.find_path(value, need) == paths.CONVERTED

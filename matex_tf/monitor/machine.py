@@ -43,7 +43,7 @@ class Machine:
         so far), `free` (available bytes), `rx` and `tx` (bytes so far).
         """
         sample: dict[str, float] = {"cpu": round(time.process_time(), 3)}
-        own_bytes = self._bytes_of_samples
+        own_bytes = self._bytes_of_samples  # before the read of proc/self/io, which does not count itself
         if text := self._read_file(self._reading):
             sample["read"] = parse_read_bytes(text) - own_bytes
         if text := self._read_file(self._memory):

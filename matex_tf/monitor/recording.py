@@ -1,7 +1,8 @@
-"""Reads the records of a run, which `monitor.sampler` writes: each rank's samples as arrays, events, and final states.
+"""Reads the records of a run, which `monitor.sampler` writes: the samples and events of each rank.
 
-A sample is a JSON line of a rank's file. Of long files only some lines are read (`read_samples`): counters are
-cumulative, so that any two lines give the mean between them.
+A sample is a JSON line of a rank's file, such as {"t": 1760000000.0, "cpu": 12.3}: a time, and counters and values at
+that time. Of long files only some lines are read (`read_samples`): counters are cumulative, so any two lines give the
+mean rate between them. An event is also such a line, in another file.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ FORMAT = 1
 START, RANK, EVENTS, PROFILE = "start.json", "rank-{}.jsonl", "events-{}.jsonl", "profile.txt"
 MAX_SAMPLES = 48_000
 """The number of samples read from a run, over all ranks; half of it if files are too long to be read completely."""
-_MIN_SAMPLES = 32  # of a rank
+_MIN_SAMPLES = 32  # read of each rank, also with so many ranks that their sum exceeds MAX_SAMPLES
 _LINE_BYTES = 512  # the maximum size of a usual line
 _TAIL_BYTES = 8192  # enough for an unusual last line
 _START = re.compile(r"start-(\d+)")
@@ -112,7 +113,7 @@ def _parse_lines(text: bytes) -> list[dict[str, Any]]:
     """The complete lines, without damaged ones."""
     lines = text[: text.rfind(b"\n") + 1].splitlines()
     try:
-        return list(json.loads(b"[" + b",".join(lines) + b"]"))  # usually; this takes half the time
+        return list(json.loads(b"[" + b",".join(lines) + b"]"))  # the usual case, in half the time
     except ValueError:
         return [parsed for line in lines if (parsed := _parse_line(line)) is not None]
 

@@ -63,4 +63,5 @@ def _write_line(**line: Any) -> None:
 
 
 def _report_loss(error: OSError) -> None:
+    """Called at the first line that cannot be written."""
     print(f"matex_tf: the results of this trial are not logged: {error.strerror or error}", file=sys.stderr)

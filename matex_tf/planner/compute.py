@@ -24,7 +24,10 @@ RARE, LONGER = 0.01, 1.3
 
 
 def count_slice_rows(plan: Plan, ranks: int) -> int:
-    """Rows of the largest slice on `ranks` ranks; 0 if no step is sharded."""
+    """Rows of the largest slice on `ranks` ranks; 0 if no step is sharded.
+
+    With weak scaling the batch grows with the ranks, so each slice has the rows of the script's batch.
+    """
     if not plan.rows:
         return 0
     return plan.rows if plan.scaling == "weak" else max(1, ceil(plan.rows / ranks))
@@ -76,7 +79,7 @@ class _Group:
 
 
 class Compute:
-    """The model of a plan's computation: t(rows) = a + c * rows, piecewise, for each number of ranks on a host."""
+    """The model of a plan's computation: t(rows) = a + b * rows, piecewise, for each number of ranks on a host."""
 
     def __init__(self, plan: Plan):
         self.plan = plan
@@ -136,8 +139,9 @@ class Compute:
 
     def estimate_alone(self, ranks: int) -> tuple[float, str]:
         """(seconds, mark) of a step of one rank alone, with as many cores as each of `ranks` ranks: the base of
-        efficiency.
+        efficiency. The mark says whether the seconds are measured or extrapolated.
         """
+        # `whole`: steps in which each rank of a full host trains a whole batch; None if ranks cannot train so.
         whole, group = self.plan.whole, self._choose_group(ranks)
         if ranks > 1 and whole is not None and whole.copies == group.sizes[0].copies:
             return whole.typical, MEASURED
@@ -172,7 +176,7 @@ class Compute:
         return [line(rows) * growth for line in self._bytes]
 
     def find_busy_share(self, ranks: int) -> float:
-        """The share of the cores that other processes used while such ranks were measured."""
+        """The largest share of the cores that other processes used while the sizes for `ranks` ranks were measured."""
         return max(size.busy for size in self._choose_group(ranks).sizes)
 
     def count_idle_cores(self, ranks: int, cores: int) -> float:

@@ -1,4 +1,4 @@
-"""Makes each call of a step an attempt in elastic runs (`elastic`).
+"""Makes each call of a step an attempt in elastic runs: if a rank is lost, the others undo and repeat it (`elastic`).
 
 After a loss, the survivors restore the values that the step's variables had before the call (`Undo`), return iterators
 to their position (`replay`), and repeat the call. The repetition needs no data of the lost rank. Before a call, every

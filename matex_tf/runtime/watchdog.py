@@ -138,7 +138,7 @@ class _Watch:
         self.ranks = list(range(self.me.size))  # the remaining ranks
         self.communicator = world.get_communicator("watch")
         self.abort_seconds = _get_limits()[1]
-        self.stall_seconds = min(limit for limit in _get_limits() if limit)
+        self.stall_seconds = min(limit for limit in _get_limits() if limit)  # the lower one; 0 is no limit
         self.process = os.getpid()  # a forked child has no watchdog
         self.ended = threading.Event()  # set when the thread is to end
         self.main = threading.main_thread().ident

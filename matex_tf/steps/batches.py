@@ -1,9 +1,11 @@
-"""Batches of steps: whole ones, and batches from iterators that ranks share, of which a rank makes its rows only.
+"""The batches of steps: whole batches, and batches of iterators that ranks share, of which a rank makes only its rows.
 
-For an iterator that ranks share (`input.shared_batches`), each rank reads and decodes its rows of each batch. A step
-whose batch is taken before the call gets these by `SharedBatches`. A step that takes batches in its graph, as in a
-loop, gets *elements* in place of batches: tuples of tensors with the rank's rows, and what the graph must know about
-the batch. A `Dealer` makes them.
+If ranks share an iterator (`input.shared_batches`), each rank reads and decodes its rows of each batch. A step gets
+these rows
+
+- from `SharedBatches`, if the batch is taken before the call of the step;
+- from *elements* in place of batches, if the graph of the step takes batches, as in a loop. An element is a tuple of
+  tensors: numbers about the batch, the rank's rows, and a ticket, from which a `Dealer` makes other rows of the batch.
 """
 
 from __future__ import annotations
@@ -17,10 +19,11 @@ from matex_tf.lazy import tf
 from matex_tf.sharding import fingerprint, slice_bounds
 from matex_tf.world import world
 
-_SHARED, _DEALT = "shares of batches", "elements of shares"
+_SHARED, _DEALT = "shares of batches", "elements of shares"  # tags of iterators and of tensors that stand for them
 NUMBERS = 5
-"""The number of leading tensors of an element: first, count, total, contributes (see `Slice`), and a digest of the
-batch. All are int64 scalars, except for the bool `contributes`. The rank's rows follow.
+"""The number of leading tensors of an element: first, count, total, contributes, and a digest of the batch. `count` is
+`Bounds.number`, `total` the rows of the batch. All are int64 scalars, except for the bool `contributes`. The rank's
+rows follow.
 """
 
 
@@ -53,7 +56,7 @@ class Batch(Protocol):
     is_even: bool
 
     def take_slice(self, ratios: Any = None) -> list[Any]:
-        """The flat tensors with this rank's rows, then first, count, total, contributes (see `Slice`).
+        """The flat tensors with this rank's rows, then first, count, total, contributes (see `NUMBERS`).
 
         Collective if rows are padded to the longest row of the batch. ratios: see `find_bounds`.
         """

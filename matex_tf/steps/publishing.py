@@ -121,7 +121,7 @@ def make_memory() -> None:
         variables = _make_pieces(len(wholes), dtype)  # keeps the handles valid
         pieces = [variable.handle for variable in variables]
         library.matex_lend(wholes=wholes, pieces=pieces, T=dtype, cuts=arguments["cuts"])
-        library.matex_publish(wholes=wholes, pieces=pieces, order=[], **arguments)
+        library.matex_publish(wholes=wholes, pieces=pieces, order=[], **arguments)  # eager code needs no order handle
 
 
 def _are_pieces_sent() -> bool:

@@ -51,7 +51,10 @@ def find_birth(variable: Any) -> int:
 
 
 def _select_readable(variables: Iterable[Any]) -> list[Any]:
-    """The TensorFlow variables among these that are not in pieces, each once, in the order of their creation."""
+    """The TensorFlow variables among these, each once, in the order of their creation.
+
+    Without variables in pieces: of such a variable a rank holds only its own piece.
+    """
     seen: set[int] = set()
     found = []
     for variable in variables:
@@ -70,7 +73,7 @@ def _read_value(variable: Any) -> np.ndarray:
         return np.asarray(inner.numpy())
 
 
-class _Row(NamedTuple):
+class _Facts(NamedTuple):
     """The facts about one variable that ranks compare. dtype: NumPy's code, such as "<f4". digest: of the value."""
 
     name: str
@@ -79,7 +82,7 @@ class _Row(NamedTuple):
     digest: int
 
 
-_NO_ROW = _Row("no such variable", "", (), 0)
+_NO_VARIABLE = _Facts("no such variable", "", (), 0)
 
 
 def find_differing(names: Sequence[str], values: Sequence[np.ndarray], what: str) -> list[int]:
@@ -90,29 +93,28 @@ def find_differing(names: Sequence[str], values: Sequence[np.ndarray], what: str
 
     Raises MismatchError on every rank if the ranks have different variables or shapes; it names the first difference.
     """
-    # First compare one hash of all values, which mostly are equal. Only if these hashes differ, compare the facts about
-    # each variable.
     digests = [(value.dtype.str, value.shape, ops.hash_content(value)) for value in values]
     if len(set(objects.allgather(hashlib.blake2b(repr(digests).encode()).digest(), what))) == 1:
         return []
-    rows = [_Row(name, *digest) for name, digest in zip(names, digests)]
-    everyone = objects.allgather(rows, f"{what}, one by one")
-    if len({tuple(sorted(repr(row[1:]) for row in theirs)) for theirs in everyone}) == 1:
+    facts = [_Facts(name, *digest) for name, digest in zip(names, digests)]
+    everyone = objects.allgather(facts, f"{what}, one by one")
+    if len({tuple(sorted(repr(one[1:]) for one in theirs)) for theirs in everyone}) == 1:
         return []
     hosts = world.get_world().hosts
     for rank, theirs in enumerate(everyone):
-        for index, (here, there) in enumerate(itertools.zip_longest(everyone[0], theirs, fillvalue=_NO_ROW)):
+        for index, (here, there) in enumerate(itertools.zip_longest(everyone[0], theirs, fillvalue=_NO_VARIABLE)):
             if (here.dtype, here.shape) != (there.dtype, there.shape):
                 raise errors.MismatchError(
                     f"the ranks' models differ. The first variable that differs is number {index} ({what}): rank 0 "
-                    f"({hosts[0]}) has {_describe_row(here)}, rank {rank} ({hosts[rank]}) has {_describe_row(there)}. "
+                    f"({hosts[0]}) has {_describe_variable(here)}, rank {rank} ({hosts[rank]}) has "
+                    f"{_describe_variable(there)}. "
                     "Every rank must run the same script and build the same model."
                 )
-    return [index for index, of_ranks in enumerate(zip(*everyone)) if len({row.digest for row in of_ranks}) > 1]
+    return [index for index, of_ranks in enumerate(zip(*everyone)) if len({one.digest for one in of_ranks}) > 1]
 
 
-def _describe_row(row: _Row) -> str:
-    return f"'{row.name}' {np.dtype(row.dtype).name}{list(row.shape)}" if row.dtype else row.name
+def _describe_variable(facts: _Facts) -> str:
+    return f"'{facts.name}' {np.dtype(facts.dtype).name}{list(facts.shape)}" if facts.dtype else facts.name
 
 
 def synchronize_variables(variables: Iterable[Any], what: str, trained: Iterable[Any] = ()) -> list[str]:
@@ -128,9 +130,9 @@ def synchronize_variables(variables: Iterable[Any], what: str, trained: Iterable
     chosen = _select_readable(variables)
     names = [find_name(variable) for variable in chosen]
     changed = find_differing(names, [_read_value(variable) for variable in chosen], what)
-    drifting = {id(find_tf_variable(variable)) for variable in trained}
+    trained_ids = {id(find_tf_variable(variable)) for variable in trained}
     for index in changed:
-        if id(find_tf_variable(chosen[index])) in drifting:
+        if id(find_tf_variable(chosen[index])) in trained_ids:
             raise errors.MismatchError(
                 f"the weights have drifted apart: '{names[index]}' is not the same on all ranks ({what}). Something "
                 "in the script changes it by other amounts on each rank, such as weights that one rank alone sets or "

@@ -1,4 +1,4 @@
-"""`matex_tf.tune`: a search from Python."""
+"""`matex_tf.tune`: a search for good hyperparameters of a script, started from Python."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def tune(
     Returns after all trials.
 
     Args:
-        search: parameters as in the file, `{"--lr": {"log": [1e-5, 1e-1]}}`, or the path of such a file.
-        objective: as in the file, `{"maximize": "val_accuracy"}`; if `search` is a file, it must be in the file.
+        search: parameters as in the search file (docs/tune.md), `{"--lr": {"log": [1e-5, 1e-1]}}`, or its path.
+        objective: as in this file, `{"maximize": "val_accuracy"}`; if `search` is a file, it must be in the file.
         limit: time limit of a trial in seconds; 0: no limit.
         cluster: `matex_tf.Slurm(time="1:00:00")` runs trials as jobs; None: they run on this machine.
         rungs: epochs after which trials pause; the best third continues; see docs/tune.md.

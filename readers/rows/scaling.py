@@ -1,4 +1,6 @@
-"""The option normalize=: data divided by the largest value of their dtype, or scaled to mean 0 and deviation 1."""
+"""The option normalize= of `DataSet`: True divides integers by the largest value of their dtype; "standard" scales data
+to mean 0 and standard deviation 1.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +37,10 @@ class Standard:
 
     def __call__(self, rows: np.ndarray) -> np.ndarray:
         dtype = np.float64 if rows.dtype == np.float64 else np.float32
-        # A ShardArray of the readers is scaled in place. Another array may be the storage of a format of the script.
+        # A ShardArray, made by the readers, is scaled in place. Another array may be a view of rows that a format of
+        # the script (`register`) keeps.
         is_in_place = isinstance(rows, ShardArray) and rows.dtype == dtype
-        # A new ShardArray, not a view of another array, is still recognized as a shard after np.asarray.
+        # A new ShardArray owns its memory, so it is recognized as a shard also after np.asarray (`is_shard`).
         scaled = rows if is_in_place else ShardArray(rows.shape, dtype)
         np.subtract(rows, self.mean.astype(dtype), out=scaled, casting="unsafe")
         scaled /= np.where(self.deviation > 0, self.deviation, 1).astype(dtype)
@@ -45,7 +48,7 @@ class Standard:
 
 
 Moments = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""(count, mean, sum of squared deviations) of each column of a table, or of all values."""
+"""(count, mean, sum of squared deviations) of each column of a table, or of all values. None stands for no rows."""
 
 
 def compute_moments(rows: np.ndarray) -> Moments:

@@ -42,7 +42,7 @@ def _make_level(name: str, scale: float = 1.0) -> Values:
 
 
 def _make_step_time(name: str) -> Values:
-    """The milliseconds in each step, between samples in which the number of steps grew."""
+    """The counter `name`, of seconds, as milliseconds a step; NaN between samples without a new step."""
 
     def compute_values(series: Series) -> tuple[np.ndarray, np.ndarray]:
         steps = np.diff(series["st"])
@@ -82,24 +82,24 @@ def draw_quantity(quantity: Quantity, starts: Starts, zero: float, end: float, c
         end: the length of that axis, in seconds.
         chosen: the ranks that are shown in addition to a band; empty: the ranks that differ most from the median.
     """
-    names = _name_lines(quantity, starts)  # and for each name, its rank in each start
+    ranks_by_name = _name_lines(quantity, starts)
     pieces_by_name = {}
-    for name, line_ranks in names.items():
-        pieces = []
-        for (_, ranks), rank in zip(starts, line_ranks):
-            if rank is not None and rank in ranks and len(ranks[rank]) > 1:
-                t, values = quantity.values(ranks[rank])
+    for name, rank_in_each_start in ranks_by_name.items():
+        pieces = []  # of the line: one for each start with two samples or more
+        for (_, series), rank in zip(starts, rank_in_each_start):
+            if rank is not None and rank in series and len(series[rank]) > 1:
+                t, values = quantity.values(series[rank])
                 pieces.append((t - zero, values))
         if any(np.isfinite(values).any() for _, values in pieces):
             pieces_by_name[name] = pieces
     if len(pieces_by_name) <= MAX_LINES:
-        order = list(names)  # also of lines without values, so that a rank has the same colour in all charts
-        return [Line(name, order.index(name), pieces) for name, pieces in pieces_by_name.items()]
+        order = list(ranks_by_name)  # also of lines without values, so that a rank has the same colour in all charts
+        return [Line(name, colour=order.index(name), pieces=pieces) for name, pieces in pieces_by_name.items()]
     grid = np.linspace(0, end, _GRID_POINTS)
     rows = np.stack([_interpolate_on_grid(pieces, grid) for pieces in pieces_by_name.values()])
     picked = [f"rank {rank}" for rank in chosen if f"rank {rank}" in pieces_by_name]
     picked = picked or _pick_extremes(pieces_by_name, rows)
-    return [*make_band(rows, grid), *(Line(name, index, pieces_by_name[name]) for index, name in enumerate(picked))]
+    return [*make_band(rows, grid), *(Line(name, colour, pieces_by_name[name]) for colour, name in enumerate(picked))]
 
 
 def _name_lines(quantity: Quantity, starts: Starts) -> dict[str, list[int | None]]:

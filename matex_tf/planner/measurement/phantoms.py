@@ -95,25 +95,26 @@ def measure_copies(
             processes.append(at_end.enter_context(_start_copy(script, copy, folder, environment)))
         codes = _await_ends(processes)
     core_seconds = (time.monotonic() - begun_at) * (os.cpu_count() or 1)
+    # The share of the machine's cores that other processes used.
     busy = min(max(_count_other_seconds() - other_seconds, 0.0) / core_seconds, 1.0)
     results = [read_copy(folder, copy, code, ranks, steps) for copy, code in enumerate(codes)]
     all_notes = [notes for notes, _, _ in results]
-    first_notes, first, overlaps = results[0]
+    first_notes, first_steps, overlaps = results[0]
     cores = [float(notes["cores"]) for notes in all_notes]  # NaN: steps were too short to measure them
     # Times of copies with other gradients than copy 0 are not comparable.
-    comparable = [copy_steps for _, copy_steps, _ in results if copy_steps.gradients == first.gradients]
+    comparable = [copy_steps for _, copy_steps, _ in results if copy_steps.gradients == first_steps.gradients]
     size = Size(
-        ranks=ranks, copies=copies, rows=ceil(first.rows / ranks) if first.rows else 0,
+        ranks=ranks, copies=copies, rows=ceil(first_steps.rows / ranks) if first_steps.rows else 0,
         steps=tuple(seconds for copy_steps in comparable for seconds in copy_steps.seconds),
-        ready=first.ready, at=first.at, base_bytes=max(int(notes["base"]) for notes in all_notes),
+        ready=first_steps.ready, at=first_steps.at, base_bytes=max(int(notes["base"]) for notes in all_notes),
         peak_bytes=max(int(notes["peak"]) for notes in all_notes), busy=busy,
         update=statistics.median(copy_steps.update for copy_steps in comparable),
-        cores=None if any(map(math.isnan, cores)) else max(cores), bytes=first.bytes, input=read_input(all_notes),
+        cores=None if any(map(math.isnan, cores)) else max(cores), bytes=first_steps.bytes, input=read_input(all_notes),
     )  # fmt: skip
     epoch, update = (json.loads(str(first_notes[name])) for name in ("epoch", "update"))
     # If a script trains several models, only the fraction `share` of its updates end a step.
-    epoch_steps = count_epoch_steps(epoch["batches"], epoch["given"], epoch["updates"] * first.share)
-    return Measurement(size, first, overlaps, Update(**update), epoch_steps, epoch["why_not"])
+    epoch_steps = count_epoch_steps(epoch["batches"], epoch["given"], epoch["updates"] * first_steps.share)
+    return Measurement(size, first_steps, overlaps, Update(**update), epoch_steps, epoch["why_not"])
 
 
 def _count_other_seconds() -> float:
@@ -153,7 +154,7 @@ def measure_real(
     Raises:
         NotMeasured: as `measure_copies`.
     """
-    # In MATEX_PLAN RANKS is 0: real ranks are measured. Rank R then stores copy-R.npz, and the file of rank 0 is read.
+    # RANKS = 0 in MATEX_PLAN means that real ranks are measured. Rank R then stores copy-R.npz; rank 0's file is read.
     environment = _make_environment(f"0:{steps}:0:1", folder, scaling, limits, overlap="auto", is_here=is_here)
     with _start_copy(script, 0, folder, environment, launch) as process:
         _await_ends([process], folder / "copy-0.npz")  # then the end of the context ends ranks that still run

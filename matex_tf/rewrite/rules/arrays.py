@@ -1,5 +1,9 @@
 """Rules for ops that join, split and move tensors along their axes.
 
+A rule returns the `Decision` of an op: the placements that it needs for its inputs, and those of its outputs. If a
+`require` fails, the op takes whole tensors, as without a rule. `moves` gives the inputs of which an op only moves the
+entries, `linear` the inputs in which it is linear (`register_rule`).
+
 Two batches of n rows, concatenated along the rows, have 2n entries in two blocks (`placement.Rows`). A rank has its
 rows of each block, so rank 0 of 2 does not have the first half of the result.
 """
@@ -24,6 +28,7 @@ def _match_rows(node: Node, indexes: Sequence[int]) -> tuple[list[Placement | No
 def pack(node: Node) -> Decision:
     needs, placement = _match_rows(node, range(len(node.inputs)))
     axis = node.read_attribute("axis") % (node.count_axes(0) + 1)
+    # The new axis moves the axis of the rows up by one if it comes before, and `unpack` moves it back.
     return node.decide(needs, shard(placement.axis + (axis <= placement.axis), placement.rows))
 
 
@@ -67,7 +72,7 @@ def split(node: Node) -> Decision:
 
 
 def take_blocks(rows: Rows, begin: int, end: int | None) -> Rows:
-    """The blocks of `rows` between two borders: `begin` and `end` are numbers of entries for each row of the batch."""
+    """The blocks of `rows` between borders, in entries for each row: of the blocks (2, 1, 3), 2 and 6 give (1, 3)."""
     require(rows.unit is not None)
     bounds = [sum(block for block in rows.blocks[:index] if block) for index in range(len(rows.blocks) + 1)]
     end = bounds[-1] if end is None else min(end, bounds[-1])

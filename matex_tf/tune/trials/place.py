@@ -61,7 +61,10 @@ def list_variables(config: Config) -> dict[str, str]:
 
 
 def fill_placeholders(place: Path, spec: Specification, config: Config) -> None:
-    """Replace the placeholders in the trial's own copies of the files by values."""
+    """Replace the placeholders in the trial's own copies of the files by values.
+
+    A parameter whose condition does not hold is not in `config`. Its placeholder becomes its text `otherwise`.
+    """
     values = {parameter.name: parameter.otherwise or "" for parameter in spec.space.parameters}
     values |= {name: format_value(value) for name, value in config.items()}
     for name in spec.files:
@@ -72,7 +75,7 @@ def fill_placeholders(place: Path, spec: Specification, config: Config) -> None:
 
 
 def check_files(spec: Specification, source: Path) -> None:
-    """Check that the placeholders in the files are those of the space.
+    """Check that the files and the space have the same placeholders.
 
     Raises:
         SpaceError: a file cannot be read or is outside of `source`; a placeholder in a file is unknown (with file and

@@ -35,7 +35,7 @@ class ProcessTrial(Trial):
     """A trial that is a child process, with its group of processes.
 
     It must be started in the main thread: the system ends a child with the thread that has started it
-    (`child_process.make_preparation`).
+    (`child_process.make_preparation`). `rules`: when the trial ends, and how it is judged.
     """
 
     def __init__(

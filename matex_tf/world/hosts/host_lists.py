@@ -39,6 +39,7 @@ def group_options(options: Sequence[str]) -> list[list[str]]:
     index = 0
     while index < len(options):
         word = options[index]
+        # The number of its arguments: 0 for NAME=VALUE, otherwise from the table of known options, `ARITY`.
         count = 0 if "=" in word else mpirun_options.ARITY.get(mpirun_options.parse_option_name(word))
         if count is None:  # an unknown option: its arguments end at the next option
             count = 0

@@ -2,7 +2,8 @@
 // numbers the generator has drawn. With input `drawn` >= 0 the generator continues after so many numbers.
 //
 // The generator outlives the iterators of the `shuffle`, but TensorFlow saves its position only within the state of one
-// of these iterators. A `batch` drops its input with the last rows, before the next pass begins; then none exists.
+// of these iterators. Between two passes no iterator exists: the iterator of a `batch` drops its input, the iterator of
+// the `shuffle`, with the last rows. So this op reads the position from the generator itself.
 #include "kernel.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/resource_mgr.h"

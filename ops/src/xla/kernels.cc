@@ -56,6 +56,7 @@ class XlaCollective : public XlaOpKernel {
     if (ordered_ > 0) OP_REQUIRES_OK(context, context->ReadVariableInput(order, DT_INT32, nullptr, &token));
     operands.push_back(token);
     results.push_back(xla::ShapeUtil::MakeShape(xla::S32, {}));
+    // Without tensors, as for a barrier, the result of the call is the token, not a tuple.
     const xla::XlaOp call = xla::CustomCall(
         context->builder(), kTarget, operands, tensors == 0 ? results[0] : xla::ShapeUtil::MakeTupleShape(results),
         Encode(request), /*has_side_effect=*/true, {}, nullptr, xla::CustomCallSchedule::SCHEDULE_NONE,
@@ -86,7 +87,7 @@ class XlaReduceGradients : public XlaCollective {
     OP_REQUIRES_OK(construction, construction->GetAttr("names", &names_));
     OP_REQUIRES_OK(construction, construction->GetAttr("checked", &request_.checked));
     OP_REQUIRES_OK(construction, construction->GetAttr("variables", &variables_));
-    variables_.resize(names_.size());
+    variables_.resize(names_.size());  // zeros if the attribute is empty: no variables are known
   }
 
  protected:

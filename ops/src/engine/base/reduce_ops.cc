@@ -1,5 +1,4 @@
-// The arithmetic of reductions (reduce_ops.h), in loops that the compiler vectorizes. 16-bit floats are processed in
-// blocks, which are converted to float32 and back.
+// The arithmetic of reductions (reduce_ops.h), in loops that the compiler vectorizes.
 #include "engine/base/reduce_ops.h"
 
 #include <algorithm>
@@ -11,7 +10,7 @@
 namespace matex {
 namespace {
 
-// 16-bit floats are computed in float32, one block at a time.
+// The elements of a block. A block of 16-bit floats is converted to float32, computed, and converted back.
 constexpr int kBlock = 512;
 
 template <typename T>
@@ -39,7 +38,8 @@ void ForType(Type type, Work work) {
   }
 }
 
-// Calls rule(from, to, count), which computes array `to` of array `from`; for 16-bit floats for each block, in float32.
+// Calls rule(from, to, count), which computes array `to` from array `from`: once for all elements, or for 16-bit floats
+// once for each block, with arrays of float32.
 template <typename T, typename Rule>
 void InBlocks(const T* from, T* to, int64_t count, Rule rule) {
   if constexpr (kIsHalf<T>) {
@@ -101,7 +101,7 @@ void CombineAs(const T* a, const T* b, T* c, int64_t count) {
 
 // The function of an MPI_Op.
 template <typename T, typename Rule>
-void Combine(void* in, void* inout, int* count, MPI_Datatype*) {
+void CombineForMpi(void* in, void* inout, int* count, MPI_Datatype*) {
   T* const to = static_cast<T*>(inout);
   CombineAs<T, Rule>(static_cast<const T*>(in), to, to, *count);
 }
@@ -110,7 +110,7 @@ template <typename T, typename Rule>
 MPI_Op OwnOp() {
   static const MPI_Op op = [] {
     MPI_Op made;
-    MPI_Op_create(&Combine<T, Rule>, /*commute=*/1, &made);
+    MPI_Op_create(&CombineForMpi<T, Rule>, /*commute=*/1, &made);
     return made;
   }();
   return op;
@@ -173,7 +173,7 @@ void AddAs(const void* one, const void* other, void* to, int64_t count) {
   CombineAs<T, Sum>(static_cast<const T*>(one), static_cast<const T*>(other), static_cast<T*>(to), count);
 }
 
-// AddAll for 16-bit floats.
+// AddAll for 16-bit floats. A block is added up in float32, so each sum is rounded once.
 template <typename T>
 void AddAllAs(const std::vector<const void*>& parts, void* to, int64_t count) {
   float sum[kBlock], more[kBlock];
@@ -245,7 +245,7 @@ void Scale(Type type, const void* from, void* to, int64_t count, double weight) 
     std::memset(to, 0, bytes);
   } else if (weight == 1) {
     if (from != to) std::memcpy(to, from, bytes);
-  } else {
+  } else {  // float types only (reduce_ops.h)
     ForType(type, [&](auto typed) {
       using T = decltype(typed);
       if constexpr (std::is_floating_point_v<T> || kIsHalf<T>) ScaleAs<T>(from, to, count, weight);

@@ -1,5 +1,6 @@
-// Packing to 16 bits, and the choice of the largest numbers. The choice counts the numbers in 2^11 classes of equal
-// leading bits. It takes all numbers of the highest classes, and selects among the numbers of one further class.
+// Compression of gradients (compression.h): packing to 16 bits, and the choice of the largest numbers. The choice
+// counts the numbers in 2^11 classes of equal leading bits. It takes all numbers of the highest classes, and selects
+// among the numbers of one further class.
 #include "engine/layout/compression.h"
 
 #include <algorithm>

@@ -1,4 +1,5 @@
-// Writes and reads fields of the form LENGTH:BYTES, in which reports and requests are sent (text_fields.h).
+// Writes and reads fields of the form LENGTH:BYTES, such as 4:loss, in which reports and requests are sent
+// (text_fields.h).
 #include "engine/layout/text_fields.h"
 
 namespace matex {

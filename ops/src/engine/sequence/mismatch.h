@@ -65,7 +65,7 @@ struct RanksAtPlace {
   std::vector<Named> named;  // in rank order; named[0] made the report
 };
 
-// The places of all ranks at a rendezvous.
+// The places of all ranks at a rendezvous, where ranks compare their next collectives (rendezvous.h).
 struct AllPlaces {
   std::vector<RanksAtPlace> places;  // at most a few, ordered by lowest rank; rank 0's place is the first
   int64_t others = 0;            // the number of ranks at places that are not listed

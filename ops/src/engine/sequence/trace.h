@@ -146,15 +146,15 @@ class Span {
   const int64_t start_;  // by `Now`; 0: recording was off
 };
 
-// The begin and end of a collective of the sequence, called by `Meet` and `Finish`.
+// The begin and end of a collective of the sequence, called by `Meet` and `Finish` (rendezvous.h).
 void RecordBegin(const Call& call);
 void RecordEnd(const Call& call);
 
 // Records that a gradient of an overlapped update was handed over.
 void RecordReady(const Entry& entry);
 
-// Records a part of an overlapped update. The thread of overlapped updates makes one; the spans that this thread
-// records during its life belong to the part.
+// Records a part of an overlapped update: the gradients that one collective announces (layout.h). The thread of
+// overlapped updates makes one for each part. The spans that the thread records meanwhile belong to the part.
 class OverlappedRecord {
  public:
   explicit OverlappedRecord(const UpdatePart& part);

@@ -35,7 +35,7 @@ class Adder {
   // The sum of a transfer: of some gradients, or of a part of one (layout.h). If each rank updates only its own piece
   // of the weights, the transfer has `owned`, and the sum is a reduce-scatter: each rank gets only the sums of its own
   // elements. `residual` receives what compression has left out of this sum, one number for each element. This rank
-  // adds the numbers to its next gradient (error_feedback.h). Null if the transfer is not compressed.
+  // adds the numbers to its next gradient (error_feedback.h). `residual` is null if the transfer is not compressed.
   Error Sum(const Transfer& transfer, void* data, float* residual, const std::function<std::string()>& place);
 
   // All-gather of a transfer of owned elements. `data` has room for all elements: on entry it holds this rank's own, on

@@ -36,7 +36,7 @@ struct Rounds {
 
 class Ring {
  public:
-  // Segment i of the data begins at begin(i) and ends at begin(i + 1).
+  // Segment i of the data begins at begin(i) and ends at begin(i + 1). asleep: waits sleep instead of polling in MPI.
   Ring(MPI_Comm communicator, char* data, std::function<int64_t(int)> begin, const Rounds& rounds, Type type,
        bool asleep)
       : communicator_(communicator),

@@ -1,4 +1,5 @@
-// The tables of indexed files and of open files, and the read-ahead that replaces the operating system's (files.h).
+// Files of records (files.h): the table of the files whose index, the places of their records, has been read; the table
+// of open files; and the read-ahead that replaces the operating system's.
 #include "files.h"
 
 #include <errno.h>
@@ -15,8 +16,9 @@ namespace matex {
 namespace {
 
 constexpr std::chrono::seconds kIdle(30);  // after so long without a read a file is closed
-// The threads that may read one file at the same time; the least (in long runs) and the most bytes fetched at once.
-constexpr int64_t kThreads = 16, kMinAhead = 256 << 10, kMaxAhead = 8 << 20;
+constexpr int64_t kThreads = 16;  // the threads that may read one file at the same time
+// The least bytes that are worth a system call, except at the begin of a run; the most bytes fetched ahead.
+constexpr int64_t kMinAhead = 256 << 10, kMaxAhead = 8 << 20;
 
 // A quarter of the descriptors that this process may open: at least 16, at most 1024.
 size_t CountMaxOpen() {
@@ -101,7 +103,7 @@ void OpenFile::ReadAhead(int64_t offset, int64_t count) const {
     const int64_t length = run_end_ - run_begin_;
     begin = std::max(fetched_end_, run_end_);
     end = run_end_ + std::min(kMaxAhead, length / 4);
-    const bool is_too_little = end - begin < std::min(kMinAhead, length / 8);  // for the cost of a system call
+    const bool is_too_little = end - begin < std::min(kMinAhead, length / 8);
     if (is_too_little) return;
     fetched_end_ = end;
   }
@@ -138,7 +140,7 @@ void OpenFiles::Keep(int64_t number, std::shared_ptr<const OpenFile> file) {
 std::shared_ptr<const OpenFile> OpenFiles::Open(const RecordFile& file, Problem* problem) {
   std::shared_ptr<const OpenFile> open = Find(file.number);
   if (open != nullptr && open->State() == file.state) return open;
-  // The name may mean a new file by now: the open one is not the file of the index, but the new one may be.
+  // No file is open, or the open one is not in the state of the index, which may be of a newer file with this name.
   open = std::make_shared<const OpenFile>(file.name, /*jumps=*/true);
   if (!open->is_open()) {
     *problem = MakeSystemProblem("opened", errno);
