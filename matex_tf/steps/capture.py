@@ -45,8 +45,8 @@ def find_trace(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 def trace_step(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The ConcreteFunction that the script's own call would run. Raises errors of the script's Python code.
 
-    If XLA compiles the function, or if TensorFlow has added residuals for gradients to its graph, the result is instead
-    the ConcreteFunction of a new function that calls it.
+    In two cases the result is instead the ConcreteFunction of a new function that calls it: XLA compiles the function,
+    or TensorFlow has added residuals, tensors that the computation of gradients needs, to the outputs of its graph.
     """
     was_on, had_opened = tracing.is_on, tracing.has_opened
     tracing.is_on, tracing.has_opened = True, False

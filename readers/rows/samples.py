@@ -63,6 +63,7 @@ class Source:
         if part == "testing" and self.format.own_testing:
             return "testing", positions
         if isinstance(positions, range) and self.split.is_contiguous(part):
+            # `first`: the row of position 0.
             first = int(self.split.list_rows(part, np.zeros(1, np.int64))[0]) if len(positions) else 0
             return "training", range(positions.start + first, positions.stop + first)
         return "training", self.split.list_rows(part, np.asarray(positions, np.int64))
