@@ -114,7 +114,7 @@ class Split:
         front_inputs = {id(tensor) for op in front for tensor in op.inputs}
         self.front_takes = [index for index, tensor in enumerate(self.inputs) if id(tensor) in front_inputs]
 
-        # The outputs of the back wait for the effects that no output needs.
+        # The outputs of the back wait for the ops of `awaited` that run neither in the front nor for an output.
         for_outputs = _find_needed(roots, available_ids, front_ids, and_awaited=True)
         run_anyway = front_ids | set(map(id, for_outputs))
         awaited = [op for op in awaited if id(op) not in run_anyway]

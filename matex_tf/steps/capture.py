@@ -119,6 +119,7 @@ def digest_nodes(
         digest = hashlib.blake2b(repr((node.op, [] if for_ranks else list(map(identify, node.input)))).encode())
         for name in sorted(node.attr):
             value = node.attr[name]
+            # Names of functions may differ, so the ops of a called function are digested in place of its name.
             called = [value.func.name] if value.HasField("func") else [each.name for each in value.list.func]
             for function_name in filter(library.__contains__, called):
                 function = library[function_name]

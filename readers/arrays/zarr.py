@@ -39,7 +39,7 @@ class Zarr(Stack):
     """
 
     kind = "Zarr"
-    marks_missing = True
+    marks_missing = True  # integers may be missing, too
     allow_folder = True
 
     @classmethod

@@ -3,9 +3,8 @@
 Ops that draw by a counter start at the counter of the rank's first row. Other ops with a seed draw for all rows on each
 rank, and the rank takes its rows. Ops without a seed draw for the rank's rows: the script may get any numbers, too.
 
-`node.decide([shape], placement)`: the first input needs the placement `shape`, further inputs become whole, and the
-output has `placement`. The functions `emit` create the ops of a rank; their argument `copy` (`emit.Copy`) knows the
-rank's slice of the batch.
+`node.decide([shape], placement)`: input 0 needs `shape`, further inputs become whole, the output has `placement`. The
+functions `emit` create the ops of a rank. Their argument `copy` (`emit.Copy`) knows the rank's slice of the batch.
 """
 
 from __future__ import annotations
@@ -38,7 +37,8 @@ def draw_by_counter(node: Node) -> Decision:
             """The tensors that draws of one shape have in common."""
             wide = tf.cast(sizes, tf.int64)
             numbers_before = copy.find_first(wide[0]) * tf.reduce_prod(wide[1:])
-            skipped = numbers_before % lanes  # numbers of the first value of the counter that another rank uses
+            # With 4 lanes and 6 numbers before, the counter moves on by 1, and this rank skips 2 numbers.
+            skipped = numbers_before % lanes
             counter_step = tf.reshape(tf.cast(numbers_before // lanes, counter.dtype), [1])
             return [wide, tf.reshape(tf.reduce_prod(wide) + skipped, [1]), skipped, counter_step]
 
@@ -105,7 +105,7 @@ def _read_shape(node: Node) -> Placement:
 def _place_numbers(shape: Placement) -> Placement | None:
     """The placement of numbers of this shape; None if they have no rows.
 
-    Raises NoRuleError if the number of entries for each row of the batch is unknown.
+    Raises NoRuleError if the number of entries of a row is unknown.
     """
     found = find_rows(shape.sizes) if shape.kind == SIZES else None
     require(found is None or found.rows.unit is not None)
