@@ -79,7 +79,10 @@ def _prepare_process(me: world.World) -> None:
 
 
 def _start_engine(me: world.World) -> None:
-    """Start the engine, which makes the collectives, the attempts of elastic runs and the watchdog. Collective."""
+    """Start the engine (the compiled code that makes collectives) and the watchdog, which reports waits. Collective.
+
+    Before, enable the attempts of elastic runs, which repeat work that a lost rank has interrupted.
+    """
     from matex_tf import ops
     from matex_tf.resilience import elastic, elastic_step
     from matex_tf.runtime import hooks, watchdog
@@ -95,7 +98,9 @@ def _start_engine(me: world.World) -> None:
 
 
 def _apply_common_settings() -> None:
-    """Compare the settings of all ranks, and act on the settings of owners and of adapted slices. Collective."""
+    """Compare the settings of all ranks, and act on the settings of owners (ranks that update pieces of weights) and of
+    slices that are adapted to the ranks' speeds. Collective.
+    """
     from matex_tf.adapt import slice_adapter
 
     _compare_settings()
@@ -109,7 +114,7 @@ def _open_run() -> run_state.Run | None:
     """The run whose state MATEX_STATE keeps, if any. All ranks agree on the seeds of random numbers. Collective."""
     from matex_tf.resilience import run_state
 
-    shared_memory.note_files()
+    shared_memory.note_files()  # so that `matex run` can remove them after a crash
     run = run_state.open_run()
     entropy = seeding.agree_on_seeds(None if run is None else run.entropy)
     if run is not None:
@@ -136,9 +141,9 @@ def _install_hooks(run: run_state.Run | None) -> None:
     from matex_tf.microbatches import attach as microbatches
     from matex_tf.resilience import fit_hooks
 
-    microbatches.start_parts()
+    microbatches.start_parts()  # for MATEX_MICROBATCH
     patches.install()
-    step_trials.start_trials()
+    step_trials.start_trials()  # for settings that are `auto`
     if run is not None:
         fit_hooks.install()  # after the hooks that prepare the data of `fit`: it needs the arguments of the script
     _start_independent_strategies()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 _CGROUPS = "/sys/fs/cgroup"
 MARGIN = 1.15
-"""The least ratio of available memory to an estimated peak, which varies by it with schedule and allocator."""
+"""The least ratio of available memory to an estimated peak: the real peak varies with schedule and allocator."""
 
 
 def measure_free(ranks: int = 1) -> int:
@@ -26,7 +26,7 @@ def _read_free_of_host() -> Iterator[int]:
         if line.startswith("MemAvailable:"):
             yield int(line.split()[1]) * 1024
     yield from _read_free_of_control_groups()
-    yield os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    yield os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # the only limit if no file could be read
 
 
 def _read_free_of_process() -> Iterator[int]:

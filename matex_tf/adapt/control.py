@@ -1,7 +1,8 @@
 """Computes slice ratios from the times that the ranks needed for their slices.
 
-`slice_adapter` calls `Control.choose_ratios` after each window of steps. The controller is slow on purpose: consecutive
-windows must agree, a small gain changes nothing, and after a change that is soon undone, more windows must agree.
+With the ratios (2, 1), rank 0 computes two thirds of a batch's rows. `slice_adapter` calls `Control.choose_ratios`
+after each window, some 10 or more steps. The controller is slow on purpose: consecutive windows must agree, a small
+gain changes nothing, and after a change that is soon undone, more windows must agree.
 Nothing here communicates: ranks with equal measurements choose equal ratios.
 """
 
@@ -153,7 +154,10 @@ def divide_within_bounds(
 
 
 def _round_to_units(wanted: Sequence[float], units: int) -> tuple[int, ...]:
-    """Integer parts of `units` in proportion to the wanted ones, each at least one."""
+    """Integer parts of `units` in proportion to the wanted ones, each at least one.
+
+    Each part gets one unit. The other units are dealt in proportion to what is wanted above one.
+    """
     above_one = [max(part / sum(wanted) * units - 1, 0.0) for part in wanted]
     weights = [round(1e6 * part) for part in above_one]  # `count_dealt_rows` takes integers
     return tuple(1 + more for more in slice_bounds.count_dealt_rows(units - len(wanted), weights))

@@ -28,7 +28,7 @@ MPI_ONLY_BYTES = 64 << 10
 SHORT_GATHER = 512 << 10
 """Results of at most this many bytes may be gathered by recursive doubling, larger ones in a ring (section 4.1)."""
 RENDEZVOUS_BYTES = 48
-"""Bytes that ranks sum in the rendezvous before each collective."""
+"""Bytes that ranks sum in the rendezvous, by which they compare their next collective before data move."""
 
 
 class AnyLink(Protocol):
@@ -145,7 +145,8 @@ def estimate_shared_memory(ranks: int, size: float, memory: AnyLink) -> float:
     """A sum within a host, as in ops/src/engine/sums/shared_memory.h.
 
     Each rank writes its data to shared memory (`size`), reads its slice of all ranks' data (`size`), writes the sums of
-    the slice (`size` / `ranks`), and reads all sums (`size`). Each of two ranks writes its data, and then sums both.
+    the slice (`size` / `ranks`), and reads all sums (`size`). Of two ranks, each writes its data (`size`), and then
+    reads and sums the data of both (2 * `size`).
     """
     if ranks == 1:
         return 0.0

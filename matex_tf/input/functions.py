@@ -17,6 +17,7 @@ from matex_tf.own_functions import trace_own
 from matex_tf.rewrite import graph_ops
 
 PYTHON = frozenset(("PyFunc", "EagerPyFunc"))
+"""Ops that call Python functions."""
 
 
 class Subgraph(NamedTuple):
@@ -113,7 +114,7 @@ class Split:
         front_inputs = {id(tensor) for op in front for tensor in op.inputs}
         self.front_takes = [index for index, tensor in enumerate(self.inputs) if id(tensor) in front_inputs]
 
-        # The outputs of the back wait for the effects that no output needs.
+        # The outputs of the back wait for the ops of `awaited` that run neither in the front nor for an output.
         for_outputs = _find_needed(roots, available_ids, front_ids, and_awaited=True)
         run_anyway = front_ids | set(map(id, for_outputs))
         awaited = [op for op in awaited if id(op) not in run_anyway]
@@ -254,7 +255,7 @@ def _is_ordered(op: Any) -> bool:
     nodes = list(graph_ops.iterate_nodes(op.graph, [op]))
     names = {name for node in nodes for name in graph_ops.list_functions(node)}
     if any(getattr(op.graph._get_function(name), "cached_definition", None) is None for name in names):
-        return True
+        return True  # the ops of a called function are unknown
     return any(map(_must_run, nodes))
 
 
@@ -262,6 +263,8 @@ def _must_run(node: Any) -> bool:
     """Whether an op must run for each element in the script's order. Functions that it calls are checked apart."""
     from tensorflow.python.framework import op_def_registry
 
+    # Exceptions among stateful ops: ops that the library has added to find real paths of files, calls of functions, ops
+    # whose results do not depend on the order of elements (HARMLESS), and inputs.
     if pipelines.finds_files(node) or node.op in pipelines.CALLS | pipelines.HARMLESS or node.op == "Placeholder":
         return False
     definition = op_def_registry.get(node.op)
@@ -311,6 +314,7 @@ def keep_apart(tensors: Sequence[Any]) -> list[Any]:
     def keep(tensor: Any) -> Any:
         if not (tensor.dtype.is_floating or tensor.dtype.is_complex):
             return tensor
+        # The shape has no sizes, so the op checks none.
         shape = tf.TensorShape(None if tensor.shape.rank is None else [None] * tensor.shape.rank)
         return tf.raw_ops.EnsureShape(input=tensor, shape=shape)
 

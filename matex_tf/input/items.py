@@ -242,4 +242,5 @@ _MAX_BYTES = 16 << 20
 _MAX_OBJECTS = 50_000
 """The number of objects that are visited from an attribute, in some 0.1 s; further ones count as data."""
 _VALUES = (str, bytes, int, float, complex, type(None))
+"""Objects of these types are compared by value, others by identity and by the objects that they refer to."""
 _NOT_ENTERED = (type, types.ModuleType, types.CodeType, types.FrameType, random.SystemRandom)

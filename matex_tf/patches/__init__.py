@@ -35,6 +35,7 @@ def install() -> None:
     """Install all patches."""
     for module in map(_load, _ALWAYS):
         module.install() if hasattr(module, "install") else module.HOOKS.install()
+    # Slots are an optimizer's variables; owners are the ranks that hold and update them in pieces.
     if owners.is_chosen() or update_costs.are_noted():
         slots.start_pieces()
         update_costs.start_noting()

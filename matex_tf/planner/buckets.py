@@ -99,10 +99,10 @@ def plan_each(sizes: Sequence[float]) -> Plan:
 
 def compute_plan_end(plan: Plan, ready: Sequence[float], sizes: Sequence[float], price: Price) -> float:
     """The time at which the last transfer of `plan` ends."""
-    ready_in_order, lane_free = _compute_ready_times(ready), 0.0
+    ready_in_order, end = _compute_ready_times(ready), 0.0
     for start, stop in itertools.pairwise(plan):
-        lane_free = max(lane_free, ready_in_order[stop - 1]) + price(math.fsum(sizes[start:stop]))
-    return lane_free
+        end = max(end, ready_in_order[stop - 1]) + price(math.fsum(sizes[start:stop]))
+    return end
 
 
 def _compute_ready_times(ready: Sequence[float]) -> list[float]:

@@ -46,7 +46,7 @@ def pack_value(value: Any, arrays: list[np.ndarray] | None) -> Any:
         return {"array": _store_array(value, arrays)}
     if isinstance(value, np.generic):
         return {"number": _store_array(np.asarray(value), arrays)}
-    if hasattr(value, "numpy") and hasattr(value, "dtype") and not hasattr(value, "assign"):
+    if hasattr(value, "numpy") and hasattr(value, "dtype") and not hasattr(value, "assign"):  # no variable
         return {"tensor": _store_array(_convert_tensor(value), arrays)}
     name = _name_function(value)
     if name is None:
@@ -93,7 +93,7 @@ def restore_value(present: Any, saved: Any) -> Any:
 
 def name_dtype(dtype: np.dtype) -> str:
     """The name of `dtype`, including its byte order, that `find_dtype` accepts. Raises NotPlain if there is none."""
-    for name in (dtype.str, dtype.name):
+    for name in (dtype.str, dtype.name):  # of bfloat16 and the like, `str` names a dtype of plain bytes
         try:
             if not dtype.hasobject and find_dtype(name) == dtype:
                 return name

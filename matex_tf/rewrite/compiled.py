@@ -40,7 +40,7 @@ def place_call(reader: Any, node: Node) -> Decision:
     gives = [value.placement for value in body.outputs]
 
     def emit(copy: Any, *inputs: Any) -> list[Any]:
-        inner = copies.copy(copy)
+        inner = copies.copy(copy)  # the same `emit.Copy`, but with other collectives
         inner.exchanger = _PaddingExchanger(copy)
         inner.transform = None  # `microbatches` does not cut compiled functions
 
@@ -74,7 +74,9 @@ def _can_exchange(value: Value) -> bool:
 
 
 class _PaddingExchanger:
-    """The `sharing.Exchanger` inside of a compiled function: it gathers rows by sums of padded tensors."""
+    """The `sharing.Exchanger`, which makes a copy's collectives, inside of a compiled function: it gathers rows by sums
+    of padded tensors.
+    """
 
     sums_early = False  # XLA itself chooses the order in which the ops of a compiled function run
 

@@ -40,8 +40,9 @@ def put_early(nodes: Sequence[Node]) -> list[Node]:
 def list_waits(nodes: Sequence[Node], sums: Container[int]) -> dict[int, list[Node]]:
     """For each node that must wait for nodes besides its inputs, by its id, these other nodes.
 
-    With one thread, nodes with rows and nodes that make sums wait for all sums that are made before them. With several
-    threads, no node waits.
+    With one thread, nodes with rows and nodes that make sums wait for all sums that are made before them. Of nodes s, t
+    and n, in this order, s and t make sums, and n has rows: t waits for s, and n for t. With several threads, no node
+    waits.
 
     A wait between two ops that TensorFlow merges would make the merged op wait for itself. So from the first to the
     last of ops that are merged, no node waits for a sum that is made after the first one.

@@ -35,6 +35,7 @@ def find_path(value: Value, need: Placement | None) -> str:
     # The script's numbers of rows, such as a constant shape; the op needs the rank's numbers.
     if need.kind == SIZES and placement.kind == REPLICATED:
         return COUNTED
+    # A sum is needed as a sum, or the rank's sizes as they are.
     if need.kind == placement.kind and need.kind in (PARTIAL, SIZES):
         return SAME
     # Ops make a term of a sum, rows or a piece of the whole value; or the script's sizes of a rank's sizes.

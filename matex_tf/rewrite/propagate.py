@@ -181,7 +181,7 @@ class Reader:
                     reading.values[tensor_id] = value
                     changed.add(tensor_id)
                 if tensor_id in labels:
-                    value.label = labels[tensor_id][1]
+                    _, value.label = labels[tensor_id]  # the gradient to which a sum belongs
             reading.nodes[record.id] = op_nodes
             nodes += op_nodes
         self._readings[key] = reading
@@ -224,7 +224,7 @@ class Reader:
             outputs, _ = self._read_into(nodes, trace_expansion(decision, inputs), inputs, key, controls)
             return outputs, [value.node for value in outputs if value.node is not None]
         node.decide_on(decision)
-        if self.reused is None:
+        if self.reused is None:  # a rank repeats a row for its own rows only, see `spreading`
             nodes += spread_rows(node, self._decide)
         for value in node.outputs:
             if value.placement.sizes and value.placement.is_replicated:

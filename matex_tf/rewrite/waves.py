@@ -158,7 +158,7 @@ def _group_early(sums: Sequence[tuple[Exchange, int]]) -> dict[int, int]:
     for wave in waves:
         group += [one for one, first in sums if first == wave]
         if wave == waves[-1] or sum(sizes[id(one.value)] for one in group) >= least:
-            chosen.update((id(one.value), min(wave, one.wave)) for one in group)
+            chosen.update((id(one.value), min(wave, one.wave)) for one in group)  # `one.wave`: the latest possible
             group = []
     return chosen
 

@@ -60,7 +60,7 @@ class Record:
     namespace: str = ""  # see `read_namespace`
     mpi: str = ""  # the vendor of the MPI, by mpi4py's name
     state: str = ""  # one of the states above; empty before the ranks have begun
-    codes: tuple[int, ...] = ()  # at the end of the script, the exit codes of all ranks other than 0
+    codes: tuple[int, ...] = ()  # at the end of the script, the exit codes of all ranks, without the code 0
     asks_again: bool = False  # whether the run was asked to end, has saved its state, and is to be started again later
     abort_code: int = 0  # the exit code with which the rank ends all ranks; 0 if it does not
     text: str = ""
@@ -86,7 +86,7 @@ class Record:
 
 
 def note_launcher(environment: Mapping[str, str]) -> None:
-    """Keep the launcher's variables of this rank, which are then removed from the environment of its children."""
+    """Keep the folder and the name of the job from the launcher's variables, which are later removed."""
     global _folder, _job
     _folder, _job = environment.get("MATEX_PROOF", ""), task_environment.make_job_name(environment)
 
@@ -191,8 +191,8 @@ def report_error(
 ) -> None:
     """Record the error `text` of `rank` for `matex run`. Without it, show the error, if no other rank has shown one.
 
-    When a rank ends with an error, the launcher ends all ranks, and could cut off the report of the first. So a rank
-    that is not the first waits here until the first has ended.
+    When a rank ends with an error, the launcher ends all ranks, and could cut off the message that the first rank still
+    writes to the terminal. So, without `matex run`, a rank that is not the first waits here until the first has ended.
 
     Args:
         shared: a folder that all ranks see; None if they are on one host.

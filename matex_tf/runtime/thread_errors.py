@@ -1,8 +1,8 @@
 """Errors that have ended a thread of the script.
 
-Python prints such an error, and the other threads go on; the exit code may be 0. Nobody sees what a silent rank prints.
-So the error of a silent rank is shown at the end of the script, unless a lower rank has had the same error. It is shown
-earlier if this rank fails, or if other ranks wait for it.
+Python prints such an error, and the other threads go on; the exit code may be 0. On a silent rank, whose output is not
+shown, nobody sees it. So the error of a silent rank is shown at the end of the script, unless a lower rank has had the
+same error. It is shown earlier if this rank fails, or if other ranks wait for it.
 """
 
 from __future__ import annotations

@@ -45,8 +45,8 @@ def find_trace(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 def trace_step(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The ConcreteFunction that the script's own call would run. Raises errors of the script's Python code.
 
-    If XLA compiles the function, or if TensorFlow has added residuals for gradients to its graph, the result is instead
-    the ConcreteFunction of a new function that calls it.
+    In two cases the result is instead the ConcreteFunction of a new function that calls it: XLA compiles the function,
+    or TensorFlow has added residuals, tensors that the computation of gradients needs, to the outputs of its graph.
     """
     was_on, had_opened = tracing.is_on, tracing.has_opened
     tracing.is_on, tracing.has_opened = True, False
@@ -119,6 +119,7 @@ def digest_nodes(
         digest = hashlib.blake2b(repr((node.op, [] if for_ranks else list(map(identify, node.input)))).encode())
         for name in sorted(node.attr):
             value = node.attr[name]
+            # Names of functions may differ, so the ops of a called function are digested in place of its name.
             called = [value.func.name] if value.HasField("func") else [each.name for each in value.list.func]
             for function_name in filter(library.__contains__, called):
                 function = library[function_name]

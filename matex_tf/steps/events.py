@@ -1,6 +1,7 @@
 """Events of training, for the extras of the library. The core raises events and names no listener.
 
-Every rank raises the same events in the same order, so a listener may run collectives.
+Every rank raises the same events in the same order, so a listener may run collectives. A shared step is one of which
+each rank computes its slice; `plan` is the `StepPlan`.
 """
 
 from __future__ import annotations

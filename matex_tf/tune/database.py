@@ -1,5 +1,7 @@
 """The database of searches: tasks, configurations and curves, in a SQLite file that several searches use concurrently.
 
+A curve is the values of the objective after each epoch of a trial.
+
 A search may be killed at any time, and must lose no trial. A trial is therefore recorded before it starts, and all of
 its result in one transaction. A trial without a result is repeated when the search is resumed.
 """

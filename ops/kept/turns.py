@@ -1,6 +1,7 @@
 """Mutual exclusion by file locks: of many processes that need the same file, one makes it and the others wait.
 
-`cache.py` uses it for builds. Waiting processes sleep in the kernel, which releases the locks of a process that ends.
+`ops/cache.py` uses it for the builds of the compiled ops. Waiting processes sleep in the kernel, which releases the
+locks of a process that ends.
 """
 
 from __future__ import annotations
@@ -73,10 +74,10 @@ def _try_lock(file: Any, say_lockless: Callable[[OSError], None]) -> bool:
 
 
 def _wait_for_holder(file: Any, say_waiting: Callable[[], None]) -> None:
-    """Sleep until the holder has released the lock. Then all waiting processes continue: none keeps the shared lock."""
+    """Sleep until the holder has released the lock. The request is for a shared lock, so all waiters then continue."""
     message = threading.Timer(_PATIENCE, say_waiting)
     message.daemon = True
-    with starts_own.set():
+    with starts_own.set():  # the timer's thread runs no code of the script
         message.start()
     try:
         fcntl.flock(file, fcntl.LOCK_SH)

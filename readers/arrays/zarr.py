@@ -39,7 +39,7 @@ class Zarr(Stack):
     """
 
     kind = "Zarr"
-    marks_missing = True
+    marks_missing = True  # integers may be missing, too
     allow_folder = True
 
     @classmethod
@@ -61,7 +61,7 @@ class Zarr(Stack):
                 f"{path}: expected a Zarr store, a folder or a zip archive with {' or '.join(_ROOTS)} in it; found "
                 f"{found or files.describe_head(head)}"
             )
-        return _Store(zarr.storage.ZipStore(str(path), mode="r") if head else str(path))
+        return _Store(zarr.storage.ZipStore(str(path), mode="r") if head else str(path))  # a folder has no `head`
 
     def find_variable(self, file: Any, path: Path, name: str) -> Variable | None:
         array = file.find_array(name)
@@ -85,10 +85,11 @@ class _Store:
         self._store, self._root = store, zarr.open(store, mode="r")
 
     def find_array(self, name: str) -> Any:
-        inside = name.strip("/")
-        if not inside or isinstance(self._root, zarr.Array):
-            return self._root if isinstance(self._root, zarr.Array) and not inside else None
-        found = self._root.get(inside)
+        """The array of this name; None if there is none. A store that is a single array has the array "/" only."""
+        inside, is_single = name.strip("/"), isinstance(self._root, zarr.Array)
+        if is_single:
+            return None if inside else self._root
+        found = self._root.get(inside) if inside else None
         return found if isinstance(found, zarr.Array) else None
 
     def list_arrays(self) -> list[str]:

@@ -94,7 +94,8 @@ def explain_error(
             if not values:
                 continue
             if len(values) != len(names):
-                # If not even the first record has the right length, lines before the header are the likely reason.
+                # If not even the first record has the right length, or the header has a single column, lines before the
+                # header are the likely reason.
                 is_first = not lines or len(names) == 1
                 hint = "; skiprows= skips lines before the header, comment= skips comments" if is_first else ""
                 wrong = ReaderError(f"{path}, line {at}: expected {len(names)} values, found {len(values)}{hint}")

@@ -23,7 +23,7 @@ from matex_tf.readers.images.archives import Stored
 from matex_tf.sharding.shard_arrays import ShardArray
 
 _PIXELS = 3 * 32 * 32
-_PIECE_ROWS = 1024
+_PIECE_ROWS = 1024  # rows that are read at a time
 _FOLDERS = ("cifar-10-batches-bin", "cifar-10-batches-py", "cifar-100-binary", "cifar-100-python")
 
 
@@ -34,7 +34,7 @@ class _Cifar(Format):
     """
 
     own_testing = True
-    batch_names: dict[str, list[str]]  # by part, without the ending .bin of the binary version
+    batch_names: dict[str, list[str]]  # by part ("training", "testing"), without the ending .bin of the binary version
     label_names: tuple[str, ...]  # in the order of the labels of an image
     archives: tuple[str, ...]
 
@@ -96,7 +96,7 @@ class _Cifar(Format):
                 for file in stored_files
             ]
 
-    # One rank of each host extracts an archive: its members cannot be read independently.
+    # One rank of each host (`ranks.leader`) extracts an archive: its members cannot be read independently.
 
     def survey(self, turn: int, ranks: Ranks) -> dict[str, Path]:
         if ranks.rank != ranks.leader:
@@ -125,8 +125,9 @@ class _Cifar(Format):
         shape = (stop - start, 32, 32, 3) if field == "data" else (stop - start,)
         rows = ShardArray(shape, np.uint8 if field == "data" else np.int64)
         filled = 0
-        for number, begin, end in split_range([batch.rows for batch in self._batches[part]], start, stop):
-            batch = self._batches[part][number]
+        # Rows `begin` to `end` of batch `index`, one batch after another.
+        for index, begin, end in split_range([batch.rows for batch in self._batches[part]], start, stop):
+            batch = self._batches[part][index]
             for first in range(begin, end, _PIECE_ROWS):
                 agreement.stop_if_others_failed()
                 last = min(first + _PIECE_ROWS, end)

@@ -34,7 +34,8 @@ class Shard:
 
 
 class LoadedRows:
-    """This rank's rows of every part and field of `source`, as `deals` assign them to ranks.
+    """This rank's rows of every part and field of `source`, as `deals` assign them to ranks. Actions run `together`: if
+    one fails on any rank, all ranks raise an error.
 
     At its first use, `get_rows` finishes the rows that were read during opening; if there are none, it reads the files.
     """

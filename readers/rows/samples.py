@@ -1,4 +1,4 @@
-"""Reads samples from an opened format: split into parts, windows, missing values, scaling.
+"""Reads samples from an opened `Format`, which reads rows of files: split into parts, windows, missing values, scaling.
 
 A sample is a row, or a window of consecutive rows: with window=2 and horizon=1, the first sample is rows 0 and 1, and
 its label row 2; the next one is rows 1 and 2 with the label row 3. This module does not depend on ranks.
@@ -63,6 +63,7 @@ class Source:
         if part == "testing" and self.format.own_testing:
             return "testing", positions
         if isinstance(positions, range) and self.split.is_contiguous(part):
+            # `first`: the row of position 0.
             first = int(self.split.list_rows(part, np.zeros(1, np.int64))[0]) if len(positions) else 0
             return "training", range(positions.start + first, positions.stop + first)
         return "training", self.split.list_rows(part, np.asarray(positions, np.int64))

@@ -42,7 +42,7 @@ class Kubernetes(Options):
     claim: str = declare("", "Kubernetes: the volume claim for state and records.", "NAME")
     folder: str = declare("/runs", "Kubernetes: the mount point of the volume; default: /runs.", "PATH")
     env: Sequence[str] = declare((), "Kubernetes: an environment variable of the run.", "NAME=VALUE")
-    cpus_form = _AMOUNT, "as 8 or 500m"
+    cpus_form = _AMOUNT, "as 8 or 500m"  # the pattern of `cpus` that `Options` checks, and its words in the error
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -73,7 +73,7 @@ class Kubernetes(Options):
 
 
 def format_job(options: Kubernetes, target: Sequence[str], name: str) -> str:
-    """The MPIJob as YAML. `name` is its Kubernetes name."""
+    """The MPIJob as YAML. `target`: the script and its arguments; `name`: the Kubernetes name (`make_name`)."""
     folder, note = options.name_folder(name), run_folder.format_note("kubernetes", name, options.namespace).strip()
     command = options.make_command(target, ["--hostfile", HOSTFILE])
     script = _format_script(command, options.setup, folder, note)
@@ -184,6 +184,7 @@ wait $child; code=$?
 [ $code -eq {again} ] || [ -z "$ended" ] || {{ echo $code > "$ended" && tell; }}
 exit $code
 """
+# Writes the note of the run's folder before line 5. A volume that cannot be written ends the run.
 _NOTE = """\
 mkdir -p {at} && echo {note} > {at}/{file} || {{
 echo "matex: $(hostname) cannot write {at}: is the volume of --claim full, or may $(id -un) not write there?" >&2

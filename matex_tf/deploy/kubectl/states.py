@@ -92,7 +92,7 @@ def read_state(mpijob: dict[str, Any], pods: Sequence[dict[str, Any]]) -> State:
     The first case that applies decides:
 
     1. The operator has ended the MPIJob.
-    2. A launcher has ended the run.
+    2. A launcher's termination message says that the run is over, with a failure.
     3. A pod cannot start; other pods may run meanwhile.
     4. The job runs.
     5. The job has not started.

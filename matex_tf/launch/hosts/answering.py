@@ -1,4 +1,6 @@
-"""Finds the hosts that answer: on which mpirun can start the command `true`."""
+"""Finds the hosts that answer, on which mpirun can start the command `true`. `matex run` restarts on them after a
+loss.
+"""
 
 from __future__ import annotations
 

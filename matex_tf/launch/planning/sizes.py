@@ -54,7 +54,9 @@ class Sizes:
     def __init__(self, script: Sequence[str], request: PlanRequest):
         self.script, self.request = script, request
         self.rank_counts = choose_sizes(request.ranks, request.copies)  # the sizes to measure, ascending
-        self.measurements: dict[tuple[int, int], Measurement] = {}  # keyed by (ranks, simultaneous copies)
+        # Keyed by (ranks, simultaneous copies). `result.size` has the times and memory of a measurement `result`,
+        # `result.steps` the rows of the batch and what the steps reduce.
+        self.measurements: dict[tuple[int, int], Measurement] = {}
         self.failures: dict[int, str] = {}  # reasons of sizes that were not measured, keyed by ranks
         self._took_too_long = False  # a slice was too slow, so larger slices are not tried
 

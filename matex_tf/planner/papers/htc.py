@@ -193,4 +193,5 @@ def servers(workers: int, parameter_bytes: float, bandwidth: float, compute: flo
     check_positive("servers", parameter_bytes=parameter_bytes, bandwidth=bandwidth, compute=compute)
     transfer = 2 * parameter_bytes / bandwidth
     outside = f"a worker transfers for {transfer:.3g} s and computes for {compute:.3g} s" if transfer > compute else ""
+    # A quotient that rounding has put just above a whole number counts as this number.
     return Estimate(max(1, math.ceil(workers * transfer / compute - 1e-9)), outside)

@@ -1,6 +1,8 @@
-"""The mini-batch by HTC's integer program (equation 6) and the memory of convolution algorithms (Table 2).
+"""The fastest size of a batch, by equation 6 (an integer program) and Table 2 (the memory of convolution algorithms) of
+the paper HTC (`htc`).
 
-A larger batch uses the device better, until its feature maps leave too little memory for the fast algorithms.
+A larger batch uses the device better, until its feature maps leave too little memory for the fast algorithms of
+convolution, such as FFT.
 """
 
 from __future__ import annotations

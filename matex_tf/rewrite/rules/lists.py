@@ -2,6 +2,9 @@
 
 All items of a list have one placement, `Placement.item`. An optional is placed like a list of one item. A rank's list
 has as many items as the script's; an item with rows has the rank's rows.
+
+`node.decide` takes the placements that the first inputs need (None: as it is; further inputs become whole), and then
+the placements of the outputs.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 Ops that draw by a counter start at the counter of the rank's first row. Other ops with a seed draw for all rows on each
 rank, and the rank takes its rows. Ops without a seed draw for the rank's rows: the script may get any numbers, too.
 
-The functions `emit` create the ops of a rank. Their argument `copy` (`emit.Copy`) knows the rank's slice of the batch.
+`node.decide([shape], placement)`: input 0 needs `shape`, further inputs become whole, the output has `placement`. The
+functions `emit` create the ops of a rank. Their argument `copy` (`emit.Copy`) knows the rank's slice of the batch.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ _LANES = {"float32": 4, "float64": 2}
 def draw_by_counter(node: Node) -> Decision:
     """Draws of a counter-based generator: the counter skips the numbers of the ranks before this one."""
     shape = _read_shape(node)
-    placement = _find_rows(shape)
+    placement = _place_numbers(shape)
     lanes = _LANES.get(node.op.outputs[0].dtype.name)
-    # A rank's numbers must be consecutive in the script's draw.
+    # A rank's numbers must be consecutive in the script's draw: one block of rows along axis 0.
     if placement is None or lanes is None or placement.axis or not placement.rows.is_contiguous:
         return draw_all(node)
 
@@ -36,7 +37,8 @@ def draw_by_counter(node: Node) -> Decision:
             """The tensors that draws of one shape have in common."""
             wide = tf.cast(sizes, tf.int64)
             numbers_before = copy.find_first(wide[0]) * tf.reduce_prod(wide[1:])
-            skipped = numbers_before % lanes  # numbers of the first value of the counter that another rank uses
+            # With 4 lanes and 6 numbers before, the counter moves on by 1, and this rank skips 2 numbers.
+            skipped = numbers_before % lanes
             counter_step = tf.reshape(tf.cast(numbers_before // lanes, counter.dtype), [1])
             return [wide, tf.reshape(tf.reduce_prod(wide) + skipped, [1]), skipped, counter_step]
 
@@ -54,7 +56,7 @@ def draw_by_counter(node: Node) -> Decision:
 def draw_all(node: Node) -> Decision:
     """Draws without such a counter: every rank draws for all rows and takes its own rows."""
     shape = _read_shape(node)
-    placement = require_known(_find_rows(shape))
+    placement = require_known(_place_numbers(shape))
     if has_no_seed(node.op):  # any numbers will do for the rows of a rank
         return node.decide([shape], placement)
 
@@ -81,7 +83,10 @@ def _has_seeds(op: Any) -> bool:
 
 
 def draw_once(node: Node) -> Decision:
-    """Draws of an op without a seed from whole inputs, such as sampled candidates: one rank draws for all."""
+    """Draws of an op without a seed from whole inputs, such as sampled candidates: one rank draws for all.
+
+    The result is a partial sum: the numbers on one rank, and 0 on the others (`keep_once`).
+    """
 
     def emit(copy: Any, *inputs: Any) -> list[Any]:
         return [copy.keep_once(tensor) for tensor in copy.create_op(node, inputs)]
@@ -97,8 +102,11 @@ def _read_shape(node: Node) -> Placement:
     return make_sizes([Size(Rows()), *(Size(None, int(size)) for size in constant[1:])])
 
 
-def _find_rows(shape: Placement) -> Placement | None:
-    """The placement of a tensor with this shape; None if it has no rows."""
+def _place_numbers(shape: Placement) -> Placement | None:
+    """The placement of numbers of this shape; None if they have no rows.
+
+    Raises NoRuleError if the number of entries of a row is unknown.
+    """
     found = find_rows(shape.sizes) if shape.kind == SIZES else None
     require(found is None or found.rows.unit is not None)
     return found

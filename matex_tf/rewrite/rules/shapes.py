@@ -3,7 +3,9 @@
 If the script makes zeros of the shape [n, 3] for a batch of n rows, a rank makes zeros for its rows. If the script
 reshapes a batch of 64 rows of 3x5 to [64, 15], a rank with 32 rows reshapes its slice to [32, 15].
 
-`moves=0` names the input whose entries an op only moves: `registry` has the rules for partial sums and sizes there.
+`node.decide` takes the placements that the first inputs need (None: as it is; further inputs become whole), and then
+the placement of the output. `moves=0`: the op only moves the entries of its input 0. So `registry` moves an input of
+sizes, and keeps a partial sum where the rule does not apply.
 """
 
 from __future__ import annotations
@@ -62,7 +64,8 @@ def reshape(node: Node) -> Decision:
             for size, known in zip(new_sizes, whole)
         )
     axis, rows = _find_new_axis(placement, old_shape, new_sizes)
-    has_one_value = all(size == 1 for size in old_shape[1:])  # for each row
+    # Values that are indices of rows stay so if each row has one of them.
+    has_one_value = all(size == 1 for size in old_shape[1:])
     index_rows = placement.index_rows if has_one_value else None
     if new_sizes[axis].value not in (None, -1):
         new_sizes = replace_size(new_sizes, axis, rows)

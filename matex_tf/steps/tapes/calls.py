@@ -28,6 +28,7 @@ from matex_tf.steps.tapes.call_plan import CallPlan, pack_tensors
 from matex_tf.steps.tapes.first_calls import Kind, Trace, find_kinds
 from matex_tf.world import world
 
+# Reasons why ranks cannot share calls, for messages.
 KEEPS_TENSORS = "its Python keeps tensors of the call, such as losses that layers add"
 OTHER_OPS = "its ops are others from call to call"
 NO_TRACE = "its Python cannot be traced"
@@ -92,7 +93,7 @@ class _Call:
         kind = self._find_kind()
         if kind is None:
             return self.plain()
-        if whole_code.gradient_count == kind.first_step:  # the first step has not ended
+        if whole_code.gradient_count == kind.first_step:  # the first step has not ended: it has computed no gradients
             return self.watch(kind)
         if kind.is_agreed and kind.why:
             return self._compute_whole(kind)
@@ -102,7 +103,8 @@ class _Call:
             kind.agree(f"calls of '{self.name}' with {self.arguments.rows} rows")
         if kind.why or kind.trace is None:
             return self._compute_whole(kind)
-        # If no tape can request gradients of it, the call is the script's own.
+        # If no tape can request gradients of it, the call is the script's own. A tape follows an input whose gradients
+        # it may request.
         graph = kind.trace.graph
         tensors += kind.trace.outer
         are_followed = _find_followed(graph, tensors)

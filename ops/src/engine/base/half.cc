@@ -13,7 +13,7 @@ namespace {
 #if defined(__x86_64__)
 
 // Checked at run time, because the build machine may have another processor. Not every supported compiler knows
-// "f16c" by name; its "avx" includes the system's support for the registers.
+// "f16c" by name, so `cpuid` tells of it. The check of "avx" includes the system's support for the registers.
 bool HasInstructions() {
   static const bool has = [] {
     unsigned a = 0, b = 0, c = 0, d = 0;
@@ -22,6 +22,7 @@ bool HasInstructions() {
   return has;
 }
 
+// Both functions return the number of converted values, a multiple of 8.
 __attribute__((target("avx,f16c"))) int LoadEights(const Float16* from, float* to, int count) {
   int i = 0;
   for (; i + 8 <= count; i += 8) {

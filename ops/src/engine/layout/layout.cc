@@ -78,6 +78,8 @@ Layout::Layout(std::vector<Entry> entries, int64_t chunk_bytes, int64_t fuse_byt
       compiled_(compiled),
       checked_(checked),
       cuts_(checked ? Cuts() : std::move(cuts)) {
+  // Sums go to all ranks, without cuts, in a checked layout and for compressed entries. A residual is what compression
+  // has not sent yet.
   if (!cuts_.empty()) cuts_.resize(entries_.size());  // the last entries may have none
   for (size_t i = 0; i < entries_.size(); ++i) {
     const bool is_compressed = IsCompressed(entries_[i], compression);

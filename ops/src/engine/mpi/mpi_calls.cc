@@ -1,4 +1,5 @@
-// Each function makes the blocking MPI call, or its nonblocking form and a sleeping wait.
+// Calls of MPI. Each function makes the blocking call, or, if `asleep`, the nonblocking call and then a wait that
+// sleeps, which leaves the core to other threads.
 #include "engine/mpi/mpi_calls.h"
 
 #include "engine/mpi/sleeping_wait.h"

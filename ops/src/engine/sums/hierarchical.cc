@@ -1,5 +1,6 @@
-// Sums in two levels (hierarchical.h defines segments and carriers). For a reduce-scatter or all-gather, `Segments`
-// first sorts the elements of all ranks, so that the carriers of a segment are the ranks that own its elements.
+// Sums in two levels: within nodes, then between nodes. The elements are divided into segments; one rank of each node,
+// the segment's carrier, sums it between nodes (hierarchical.h). For a reduce-scatter or all-gather, `Segments` first
+// sorts the elements of all ranks, so that the carriers of a segment are the ranks that own its elements.
 // Example: ranks 0 and 1 are on one node, ranks 2 and 3 on another. One segment has the elements of ranks 0 and 2, the
 // first ranks of their nodes; the other has the elements of ranks 1 and 3. So the ranks' positions are 0, 2, 1, 3.
 #include "engine/sums/hierarchical.h"

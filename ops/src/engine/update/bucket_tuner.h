@@ -21,8 +21,9 @@ class BucketTuner {
 
   const std::vector<Transfer>& transfers() const { return transfers_; }
 
-  // Called after each update of `layout`. `ready`: the seconds from the announcement of the update (async_reduction.h)
-  // to each gradient. The last measured update ends with the choice of buckets, which is collective.
+  // Called after each update of `layout`. `ready`: the seconds from the announcement of the update, which precedes its
+  // gradients (async_reduction.h), to each gradient. The last measured update ends with the choice of buckets, which is
+  // collective.
   Error AddUpdate(const Layout& layout, const std::vector<double>& ready);
 
  private:
@@ -39,7 +40,7 @@ class BucketTuner {
 // in the same order, so all have the same tuners. One thread uses it.
 class BucketTuners {
  public:
-  // The tuner of `layout`, made at the first call. Valid until the next call.
+  // The tuner of `layout`, made at the first call. Valid until the next call, which may drop it for another layout.
   BucketTuner& For(const Layout& layout);
 
  private:
