@@ -51,7 +51,8 @@ def _plan_round(
     """The destination of each row that this rank sends in a round, and the number of rows that it gets from each rank.
 
     The round has `round_rows` rows of each rank, from row `start`. The rows of all ranks have consecutive numbers, and
-    row i goes to rank i mod `trainers`. So every rank receives as many rows as it sends.
+    row i goes to rank i mod `trainers`. So every rank receives as many rows as it sends, because the shards are equally
+    long, or the first ones have one row more.
     """
     first_numbers = np.concatenate([[0], np.cumsum(counts)])
 
