@@ -130,7 +130,8 @@ class Additions:
             self.why_not = self.why_not or f"each batch assigns a new value to '{name}'"
         if not is_added and (dtype.is_integer or (is_replaced and bool(variable.trainable))):
             present = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
-            is_added, more = True, (new.evaluate_at(present) if value is None else value) - present
+            new_value = new.evaluate_at(present) if value is None else value
+            is_added, more = True, new_value - present
         if is_added:
             self._create_addition("matex_add", handle, values=more, sign=sign)
         else:

@@ -36,6 +36,7 @@ def exchange_rows(arrays: Sequence[np.ndarray], seed: int, epoch: int) -> None:
     counts, sizes = zip(*objects.allgather((rows, row_bytes), "exchanging rows between the ranks"))
     order = np.random.default_rng([seed, epoch, me.rank]).permutation(rows)
     communicator = world.get_communicator("readers")
+    # A multiple of the number of ranks that train: each of them then gets equally many rows of a complete round.
     round_rows = max(1, _ROUND_BYTES // max(sizes) // me.trainers) * me.trainers
     with ops.announce_exchange("exchanging rows between the ranks"):
         for start in range(0, max(counts), round_rows):
