@@ -1,7 +1,4 @@
-"""Metrics of an epoch in which ranks trained by themselves, combined over all ranks for the logs of callbacks.
-
-Such epochs are of MATEX_STRATEGY `async` and `local`.
-"""
+"""Metrics of an epoch in which ranks trained by themselves (strategies `async` and `local`), combined for callbacks."""
 
 from __future__ import annotations
 

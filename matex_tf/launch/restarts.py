@@ -3,7 +3,7 @@
 One start of mpirun is an attempt. `RestartedRun` makes attempts until `judge_end` finds no reason for another one. The
 ranks report their ends in records, files of the attempt's proof folder (`launch.process`, `runtime.rank_records`).
 docs/reliability.md defines when a run is lost, and docs/adapt.md when its ranks ask for a change (`Changes`): a restart
-on other hosts or with another strategy. `resilience.run_state` saves the state from which the next attempt resumes.
+with other hosts, ranks or strategy. `resilience.run_state` saves the state from which the next attempt resumes.
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ def place_loop(reader: Any, node: Node) -> Decision:
     condition = reader.read(find_callee(node.op, cond_name), carried, (*node.key, "cond"), constants)
     condition.gives, body.gives = [WHOLE], carried
     node.bodies = [condition, body]
-    turns = node.read_attribute("parallel_iterations", 10)
+    parallel_turns = node.read_attribute("parallel_iterations", 10)
 
     def emit(copy: Any, *arguments: Any) -> list[Any]:
         outputs = tf.while_loop(
@@ -152,7 +152,7 @@ def place_loop(reader: Any, node: Node) -> Decision:
             lambda *variables: copy.build(body, variables, body.gives),
             list(arguments),
             shape_invariants=[tf.TensorShape(value.shape) for value in body.inputs],
-            parallel_iterations=turns,
+            parallel_iterations=parallel_turns,
         )
         return list(outputs)
 
