@@ -1,7 +1,9 @@
 """DataSet, the public class of the readers: gives each rank its shard of the data on disk.
 
 A part is "training", "validation" or "testing"; a field is "data" or "labels". `rows/opening.py` opens the files,
-`rows/loaded_rows.py` has the arrays of this rank, and `rows/streaming.py` reads while a dataset is iterated.
+`rows/loaded_rows.py` has the arrays of this rank, and `rows/streaming.py` reads while a dataset is iterated. A `Deal`
+(`rows/layout.py`) says which rows of a part each rank has. `Together` runs a function on all ranks, and raises an error
+of one rank on all.
 """
 
 from __future__ import annotations
@@ -97,11 +99,11 @@ class DataSet:
             self._name, format, path, options, missing, cut, ranks, self.size, self._together
         )
         self._deals: dict[str, Deal] = {}
+        servers = here.servers  # the number of ranks that compute no rows
         for part in PARTS:
             part_distribution, part_batch_size = distribution, batch_size
             if part != "training" and batch_size:
                 part_distribution, part_batch_size = "block", None  # distribution="batch" is for training only
-            servers = here.servers  # the number of ranks that compute no rows
             count = self._source.count_samples(part)
             self._deals[part] = Deal(count, self.size, part_distribution, part_batch_size, servers)
         shard = loaded_rows.Shard(self.rank, self.size, self._alone)
@@ -223,7 +225,7 @@ class DataSet:
         if seed is None:
             seeds = self._together.gather(lambda: int(np.random.SeedSequence().generate_state(1)[0]), doing)
             seed = seeds[0]  # all ranks use the seed of rank 0
-        redeal = self._reshuffle_seed is not None and part == "training"
+        redeal = self._reshuffle_seed is not None and part == "training"  # in each epoch, ranks read other blocks
         order = streaming.Order(
             deal, self.rank, shuffle, seed, redeal, in_memory=self._rows.were_read_in_opening and not redeal
         )

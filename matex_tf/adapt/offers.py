@@ -72,7 +72,7 @@ def read_offer() -> Offer | None:
 
 def mark_change(change: Change) -> None:
     """Called by ranks that have saved the state: ask `matex run` for a restart with `change`."""
-    if world.get_world().local_rank == 0:
+    if world.get_world().local_rank == 0:  # one rank of each host, because not every host sees the folder
         rank_records.leave_file(_CHANGE, json.dumps(asdict(change)))
 
 

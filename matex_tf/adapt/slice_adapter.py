@@ -193,26 +193,26 @@ class SliceAdapter:
             self._is_warm = True
             return
         seconds = [window.own_seconds for window in windows[: self._trainers]]
-        slices = slice_bounds.count_dealt_rows(rows, self._control.ratios or (1,) * self._trainers)
-        smallest = max(rows // self._control.units, 1) if self._control.units else 1  # rows of a unit
+        rows_of_ranks = slice_bounds.count_dealt_rows(rows, self._control.ratios or (1,) * self._trainers)
+        smallest = max(rows // self._control.units, 1) if self._control.units else 1  # rows of the smallest slice
         reports = [window.report for window in windows]
-        is_leaving = self._leaving.decide(reports, longest, slices, seconds, smallest)
+        is_leaving = self._leaving.decide(reports, longest, rows_of_ranks, seconds, smallest)
         if rows and not is_leaving:
-            self._choose_ratios(slices, seconds)
+            self._choose_ratios(rows_of_ranks, seconds)
 
-    def _choose_ratios(self, slices: Sequence[int], seconds: Sequence[float]) -> None:
+    def _choose_ratios(self, rows_of_ranks: Sequence[int], seconds: Sequence[float]) -> None:
         """Choose the ratios from now on, and report a change.
 
-        slices, seconds: the rows of each training rank, and the time that it needed for them.
+        rows_of_ranks, seconds: the rows of each training rank, and the time that it needed for them.
         """
         global _agreed_ratios
-        rows, choose = sum(slices), _replacing_choice or self._control.choose_ratios
+        rows, choose = sum(rows_of_ranks), _replacing_choice or self._control.choose_ratios
         chosen = choose(rows, seconds)
         if chosen is None:
             return
         self._control.ratios = _agreed_ratios = chosen
-        self._leaving.begin_streak()
-        _report_change(slice_bounds.count_dealt_rows(rows, chosen), slices, seconds)
+        self._leaving.begin_streak()  # whether a rank is too slow is judged by windows with the new slices
+        _report_change(slice_bounds.count_dealt_rows(rows, chosen), rows_of_ranks, seconds)
 
 
 def _report_change(rows: Sequence[int], rows_before: Sequence[int], seconds: Sequence[float]) -> None:

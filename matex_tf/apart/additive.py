@@ -104,7 +104,12 @@ class Additions:
         return True
 
     def _assign_sum(self, variable: Any, handle: Any, new: affine.Sum, value: Any = None, sign: int = 1) -> None:
-        """Assign `new` to a variable, as an addition if possible.
+        """Assign `new` to a variable, by one of two ops:
+
+        - `matex_add` adds `more`, if keep is 1. Otherwise it adds the difference to the present value, where the other
+          op is impossible, because it has no integers, or wrong, because an optimizer's new value of a weight would
+          overwrite the concurrent updates of other ranks.
+        - `matex_move` sets the variable to `keep * present value + more`, in all other cases.
 
         value: `new` as a tensor; None if the graph has no such tensor.
         sign: 1 adds `new.more`, -1 subtracts it.
@@ -123,11 +128,10 @@ class Additions:
         if (is_dependent or is_replaced) and id(variable) in self._states:
             name = find_name(variable).partition(":")[0]
             self.why_not = self.why_not or f"each batch assigns a new value to '{name}'"
-        # Add the difference to the present value where a move is impossible, because `matex_move` has no integers, or
-        # wrong, because an optimizer's new value of a weight would overwrite the concurrent updates of other ranks.
         if not is_added and (dtype.is_integer or (is_replaced and bool(variable.trainable))):
             present = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
-            is_added, more = True, (new.evaluate_at(present) if value is None else value) - present
+            new_value = new.evaluate_at(present) if value is None else value
+            is_added, more = True, new_value - present
         if is_added:
             self._create_addition("matex_add", handle, values=more, sign=sign)
         else:
@@ -161,6 +165,7 @@ def find_amounts(graph: Any, variables: Sequence[Any]) -> list[tuple[Any, Any]]:
     """
     import tensorflow as tf
 
+    # The graph has a handle of its own for each variable, `inner`, as an input.
     inner_handles = {id(outer): inner for outer, inner in variable_uses.list_handles(graph)}
     all_uses = variable_uses.list_uses(graph)
     found = []

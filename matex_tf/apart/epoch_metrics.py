@@ -1,4 +1,4 @@
-"""Metrics of an epoch in which ranks trained by themselves, combined over all ranks for the logs of callbacks."""
+"""Metrics of an epoch in which ranks trained by themselves (strategies `async` and `local`), combined for callbacks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class EpochMetrics:
             self._metrics[name] = float(value) if not value.shape else value
 
     def update_logs(self, logs: dict[str, Any], combine: Callable[[list[Any]], Any], order: int = 0) -> None:
-        """Replace this rank's values in `logs` by values of all ranks. Collective if a name is not a metric.
+        """Replace this rank's values in `logs` by values of all ranks. Collective, unless `logs` has just the metrics.
 
         Values of validation (`val_*`) stay: all ranks have computed them together.
 

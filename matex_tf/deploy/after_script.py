@@ -65,6 +65,7 @@ class SubmitCommand(click.Command):
         An option that the clusters in `parsed` do not have belongs to the script: `--image` after `--slurm`. So does
         `-m`, which says that the word after it is a module, and thus precedes the script.
         """
+        # The names of each cluster's options: `KINDS` has a dataclass for each option such as --slurm.
         fields = {name: {field.name for field in dataclasses.fields(kind)} for name, kind in KINDS.items()}
         of_named_clusters: set[str] = set().union(*(fields[name] for name in parsed.keys() & KINDS.keys()))
         of_others = set().union(*fields.values()) - of_named_clusters if of_named_clusters else set()

@@ -32,8 +32,9 @@ def quote_folder(folder: str) -> str:
 def format_script(heads: str, folder: str, before: str, command: str, after: str) -> str:
     """The job script: `heads`, lines `before` the command, the command, and lines `after` it.
 
-    `folder` is a shell expression, the value of $run_folder. In lines `after`, $code is the exit code of the command,
-    and the current folder is again that of submission, which lines `before` may have left.
+    `heads` begins with the lines of the scheduler's options. `folder` is a shell expression, the value of $run_folder.
+    In lines `after`, $code is the exit code of the command, and the current folder is again the folder of submission,
+    which lines `before` may have left.
     """
     return _SCRIPT.format(
         heads=heads, folder=folder, before=before, command=command, after=after,
@@ -58,10 +59,10 @@ if [ $code -eq {again} ]; then
         $((SECONDS / 3600)) $((SECONDS / 60 % 60)) $((SECONDS % 60)) "$kept"{value}
 {lines}fi
 """
-# A shell handles a signal only between commands, or during `wait`. So the command runs in the background. $asked is
-# empty before the warning. It is `told` if the trap has passed the warning on to the command, and `early` if the
-# warning came before the command started. A run that was not yet ready for the warning ends by the signal; its exit
-# code then becomes that of a run that asks to be started again.
+# A shell handles a signal only between commands, or during `wait`. So the command runs in the background. The signal
+# ends `wait`, so the script waits again while the command runs. $asked is empty before the warning. It is `told` if the
+# trap has passed the warning on to the command, and `early` if the warning came before the command started. A run that
+# was not yet ready for the warning ends by the signal; then the exit code says that the run asks to be started again.
 _SCRIPT = """\
 #!/bin/bash
 {heads}submit_folder=$PWD run_folder={folder} child= asked=

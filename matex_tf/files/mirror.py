@@ -1,6 +1,8 @@
-"""Mirrors a folder. `matex run --check` and `matex plan` run a script in the mirror, so the user's files do not change.
+"""Mirrors a folder, so that a script can run in the mirror and leave the user's files as they are: in `matex run
+--check`, in `matex plan`, and in the trials of `matex tune`.
 
-Small files are copied, so that the script can change them. Large files and large folders are links to the originals.
+Small files are copied, so that the script can change them. Large files and large folders are links to the originals; a
+script that writes them changes the originals (`Mirror.list_changed_originals`).
 """
 
 from __future__ import annotations
@@ -62,10 +64,10 @@ def mirror_folder(source: Path, target: Path, leave_out: Collection[Path] = (), 
     `largest`: size limit of copied files in bytes (default: COPIED_BYTES).
     """
     source, largest = source.resolve(), COPIED_BYTES if largest is None else largest
-    left_out, real_target = {path.resolve() for path in leave_out}, target.resolve()
+    real_left_out, real_target = {path.resolve() for path in leave_out}, target.resolve()
     # Links into `skipped` are skipped: the mirror would contain itself, or other mirrors. It is the innermost folder of
     # `leave_out` around the target, or the target.
-    around_target = [path for path in left_out if real_target.is_relative_to(path)]
+    around_target = [path for path in real_left_out if real_target.is_relative_to(path)]
     skipped = max(around_target, key=lambda path: len(path.parts), default=real_target)
     mirror, copied_bytes, entries = Mirror(), 0, _count_entries(source)
     places = {source: target}  # the path in the mirror of each mirrored folder
@@ -75,12 +77,12 @@ def mirror_folder(source: Path, target: Path, leave_out: Collection[Path] = (), 
         for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
             path, here = Path(entry.path), places[folder] / entry.name
             real = Path(os.path.realpath(path))
-            if NOT_MIRRORED & {entry.name, real.name} or path in leave_out or real in left_out:
+            if NOT_MIRRORED & {entry.name, real.name} or path in leave_out or real in real_left_out:
                 continue
             if real.is_relative_to(skipped) or _is_environment(real):
                 continue
             # A link to an entry of the mirror, or a folder that is already mirrored: a link within the mirror.
-            if (entry.is_symlink() or real in places) and (inside := _find_place(real, places, left_out)):
+            if (entry.is_symlink() or real in places) and (inside := _find_place(real, places, real_left_out)):
                 mirror.make_link(here, inside)
                 continue
             is_folder, is_file = os.path.isdir(path), os.path.isfile(path)

@@ -121,7 +121,8 @@ def take_over_files(became_first: bool) -> None:
     """After the loss of rank 0: if this rank `became_first`, write its changes to the disk, and switch its open files
     to the real ones.
 
-    Rank 0 was not further in the script than this rank, so it had made no change that this rank lacks.
+    This rank noticed the loss in work of all ranks, which rank 0 had not completed. So rank 0 was not further in the
+    script, and had made no change that this rank lacks.
     """
     view = _view
     if not became_first or view is None:
@@ -143,7 +144,7 @@ def take_over_files(became_first: bool) -> None:
 
 
 def _remove_hidden(view: View) -> None:
-    """Remove from the disk the files that this rank has removed and rank 0 had not."""
+    """Remove from the disk the files that this rank has removed (`view.hidden`) and rank 0 had not."""
     for key in sorted(view.hidden):
         inside = [os.path.join(top, name) for top, folders, files in os.walk(key) for name in (*folders, *files)]
         for path in [*sorted(inside, reverse=True), key]:  # the contents of a folder come before the folder
@@ -152,7 +153,7 @@ def _remove_hidden(view: View) -> None:
             is_folder = os.path.isdir(path) and not os.path.islink(path)
             if not is_folder:
                 os.remove(path)
-            elif not os.path.isdir(view.locate_upper(path)):  # else this rank sees the folder again
+            elif not os.path.isdir(view.locate_upper(path)):  # else this rank has the folder again, as a private one
                 try:
                     os.rmdir(path)
                 except OSError as error:

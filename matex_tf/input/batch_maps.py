@@ -97,6 +97,8 @@ def map_batches(dataset: Any, inner: Deferred) -> Deferred:
     Where ranks compute all rows, the results are their own tickets (`make_whole`), and --explain prints the causes.
     """
     split = Split(dataset._map_func.function)
+    # `split.ordered` has the types of the ops that need a front. `front_takes` and `back_takes` have the indices of the
+    # tensors of the batch that front and back take; with some, `computes_with`, the back computes.
     causes = (*inner.causes, *map(advice.explain_op, split.ordered))
     needs_batch_in_order = bool(split.front_takes)
     computes_with_padding = not inner.pads.keys().isdisjoint(split.computes_with)
@@ -131,6 +133,7 @@ def map_batches(dataset: Any, inner: Deferred) -> Deferred:
         return digest_tensors([digest_before, *front_results]) if front_results else digest_before
 
     # A padded tensor that the map merely passes on is a padded result, which ranks lengthen later (`Deferred.pads`).
+    # split.passed: for each result, the index of the input of the back that it equals; None if it is computed.
     # are_inputs: for each result that is a tensor of the batch, its index and its index among the inputs of the back.
     # passed: by the index of the result, the index of the tensor in the batch.
     are_inputs = [(at, index) for at, index in enumerate(split.passed) if index is not None and index < input_count]

@@ -46,7 +46,7 @@ def find_deferred(dataset: Any, are_batches: bool) -> Deferred:
 def _find_deferred(dataset: Any, are_batches: bool) -> Deferred:
     """`find_deferred` for a dataset whose result is not kept yet."""
     kind = pipelines.name_kind(dataset)
-    if kind in ORDER:
+    if kind in ORDER:  # a step that only orders elements, such as `shuffle`, orders the tickets in their place
         inner = find_deferred(dataset._input_dataset, are_batches)
         return inner._replace(tickets=ORDER[kind](dataset, inner.tickets))
     if kind in MAPS:
@@ -90,8 +90,9 @@ def _cache(dataset: Any, inner: Deferred, are_batches: bool) -> Deferred:
 
     def compute(ticket: Tensors, batch_slice: Slice | None) -> Tensors:
         number, *ticket = ticket
-        # Results are valid for the same rows of the same ticket. The digest tells tickets apart that have the same
-        # number: if a pass ends before the cache is full, the next pass may number other tickets.
+        # Results are valid for the same rows (`batch_slice`; None for a ticket of a single row) of the same ticket. The
+        # digest tells tickets apart that have the same number: if a pass ends before the cache is full, the next pass
+        # may number other tickets.
         rows = [] if batch_slice is None else [batch_slice.first, batch_slice.count]
         key = [*rows, tf.bitcast(inner.digest(ticket), tf.int64)]
         return memory.recall(number, key, lambda: inner.compute(ticket, batch_slice))
@@ -108,9 +109,10 @@ def _cache(dataset: Any, inner: Deferred, are_batches: bool) -> Deferred:
 def _zip(dataset: Any, zipped: Sequence[Deferred]) -> Deferred:
     """A `zip`: its ticket joins the tickets of the zipped datasets."""
     tickets, split = zip_tickets([each.tickets for each in zipped])
-    # `passed` and `pads` of each zipped dataset count its own tensors from 0. They become indices in the joined ticket
-    # and the joined element. For tickets of 2 and 1 tensors `indices` is [[0, 1], [2]]. For elements of 3 and 1 tensors
-    # `starts` begins with 0 and 3, the indices of each dataset's first tensor.
+    # `passed` (the ticket's tensors that an element repeats) and `pads` (the element's padded tensors) of each zipped
+    # dataset count its own tensors from 0. They become indices in the joined ticket and the joined element. For tickets
+    # of 2 and 1 tensors `indices` is [[0, 1], [2]]. For elements of 3 and 1 tensors `starts` begins with 0 and 3, the
+    # indices of each dataset's first tensor.
     indices = split(list(range(len(flatten_specs(tickets.element_spec)))))
     starts = itertools.accumulate((len(each.are_rows) for each in zipped), initial=0)
 

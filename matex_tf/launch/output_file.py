@@ -103,7 +103,10 @@ class _Copy:
         return is_ready
 
     def end(self) -> int:
-        """Stop copying. Returns the errno of the first write error; 0 if all output was written."""
+        """Stop copying. Returns the errno of the first write error; 0 if all output was written.
+
+        A negative number is that of a signal that has ended the child.
+        """
         _flush()
         for descriptor, original in self._originals.items():
             os.dup2(original, descriptor)

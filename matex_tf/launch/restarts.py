@@ -2,8 +2,8 @@
 
 One start of mpirun is an attempt. `RestartedRun` makes attempts until `judge_end` finds no reason for another one. The
 ranks report their ends in records, files of the attempt's proof folder (`launch.process`, `runtime.rank_records`).
-docs/reliability.md defines when a run is lost, and docs/adapt.md when a run restarts with another number of ranks.
-`resilience.run_state` saves the state from which the next attempt resumes.
+docs/reliability.md defines when a run is lost, and docs/adapt.md when its ranks ask for a change (`Changes`): a restart
+with other hosts, ranks or strategy. `resilience.run_state` saves the state from which the next attempt resumes.
 """
 
 from __future__ import annotations
@@ -158,13 +158,13 @@ class RestartedRun:
                 process.make_proof_folder(self.shared_folder) as proof_folder,
                 Watch(places, attempt, proof_folder, changes, self._say) as watch,
             ):
-                poll = watch.look if places.follows_files else None
+                poll = watch.look if places.follows_files else None  # offers the ranks a change if hosts change
                 command = self.make_command(attempt)
                 code = process.wait_for_ranks(command, proof_folder, self._received_signals, _REPLACEMENTS, poll)
                 end = run_end.read_end(proof_folder)
                 kind = judge_end(code, end, offers.has_change(proof_folder), self._received_signals)
                 if places.follows_files:
-                    watch.look()  # the ranks may have written the change after the last call
+                    watch.look()  # reads the change, which the ranks may have written after the last call
             if kind == CHANGED:
                 if watch.change is not None:  # the ranks left for a change: make it
                     attempt = changes.make_change(watch.change, watch.changed_at, attempt, watch.make_changed_attempt)
@@ -209,7 +209,7 @@ class RestartedRun:
         except (OSError, ValueError) as error:
             self._say(f"--adapt: the list of hosts is unchanged: {error}")
             known = places.known
-        if len(known) < 2:
+        if len(known) < 2:  # no host can be left out, but the slots of the only one may have changed in its file
             return places.make_attempt(known, attempt.strategy) if places.follows_files else attempt
         answering_hosts = places.find_answering()
         if not answering_hosts or len(answering_hosts) == len(known):

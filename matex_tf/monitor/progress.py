@@ -80,7 +80,7 @@ def estimate_seconds_left(epochs: Sequence[Epoch], started_at: float) -> float |
 
 def compute_mean_rate(series: Series, name: str) -> float:
     """The mean growth of `name` a second, between the first and the last sample; 0 if unknown."""
-    seconds = series.compute_growth("t")
+    seconds = series.compute_growth("t")  # "t": the time of a sample
     grown = series.compute_growth(name)
     return grown / seconds if seconds > 0 and grown > 0 else 0.0
 

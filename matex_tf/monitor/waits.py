@@ -13,11 +13,11 @@ STALLED = 5.0
 
 
 def compute_mean_step(series: Series) -> Step | None:
-    """The mean over the steps of `series`; None if there are no steps."""
-    steps = series.compute_growth("st")
+    """The mean times of a step in the samples `series` of a rank; None if there are no steps."""
+    steps = series.compute_growth("st")  # a counter in the samples: the number of steps so far
     if not steps > 0:
         return None
-    # The names of counters in samples: seconds of computation, waiting, sums and input, in the order of Step's fields.
+    # Further counters: seconds of computation, waiting, sums and input, in the order of Step's fields.
     return Step(*(series.compute_growth(name) / steps for name in ("com", "wait", "sum", "in")))
 
 
@@ -59,7 +59,7 @@ def group_by_host(ranks: Mapping[int, Series], hosts: Sequence[str]) -> dict[str
 
 def count_other_cores(ranks: Mapping[int, Series], host_ranks: Sequence[int]) -> float:
     """The number of a host's cores that are busy with processes other than its ranks `host_ranks`."""
-    busy_cores = progress.compute_mean_rate(ranks[host_ranks[0]], "busy")
+    busy_cores = progress.compute_mean_rate(ranks[host_ranks[0]], "busy")  # of the whole host, in any rank's samples
     cores_of_ranks = sum(progress.compute_mean_rate(ranks[rank], "cpu") for rank in host_ranks)
     return max(busy_cores - cores_of_ranks, 0.0)
 

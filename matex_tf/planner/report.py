@@ -35,7 +35,11 @@ def format_table(plan: Plan, predictions: Sequence[Prediction]) -> Table:
 
 
 def _format_cells(plan: Plan, prediction: Prediction) -> dict[str, str]:
-    """The cells of the table of predictions, by column, each with the sign of its mark."""
+    """The cells of the table of predictions, by column, each with the sign of its mark.
+
+    A step is the sum of computation, of sums of gradients that do not overlap with it (exposed), of other collectives
+    (small), and of waiting for the slowest rank.
+    """
     sign, compute_sign, link_sign = (
         SIGNS[mark] for mark in (prediction.mark, prediction.compute_mark, prediction.link_mark)
     )
@@ -94,7 +98,7 @@ def _describe_input(plan: Plan) -> list[str]:
         return ["input: not measured, since steps take no batches of a tf.data pipeline before they begin"]
     costs = [
         f"rank 0 of {ranks} {cost.seconds * 1e3:.3g} ms of a core and {settings.format_bytes(cost.bytes)}"
-        for ranks, cost in dict([measured[0], measured[-1]]).items()
+        for ranks, cost in dict([measured[0], measured[-1]]).items()  # one item if both are the same
     ]
     return [f"to read and decode a batch takes {', and '.join(costs)}"]
 
@@ -126,7 +130,9 @@ def describe_kinds(kinds: Sequence[str]) -> str:
 
 
 def _describe_sizes(plan: Plan) -> str:
-    """The measured numbers of ranks, of concurrent copies, and of steps."""
+    """The measured numbers of ranks, of concurrent copies, and of steps. A `Size` is one measurement: the script as
+    rank 0 of `ranks`.
+    """
     groups: dict[int, list[Size]] = {}
     for size in plan.sizes:
         groups.setdefault(size.copies, []).append(size)

@@ -35,12 +35,12 @@ class Writer:
         return bool(self._orders)
 
     def write(self, kind: str, number: int, content: Any) -> None:
-        """Copy `content` and queue it for writing. Waits while two other states are queued."""
+        """Copy `content` and queue it for writing. Waits while two other states are queued, which take memory."""
         arrays: list[np.ndarray] = []
         packed = serialization.pack_value(content, arrays)
         if self._thread is None:
             self._thread = threading.Thread(target=self._write_orders, name="matex_tf run state", daemon=True)
-            with starts_own.set():
+            with starts_own.set():  # the thread runs no code of the script
                 self._thread.start()
         while len(self._orders) >= 2:
             time.sleep(_TICK)

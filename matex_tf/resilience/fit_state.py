@@ -90,7 +90,8 @@ class Fit:
         self._longest_epoch_steps = 0  # steps of the longest epoch that has ended
         self._logs: Any = None  # of the last step
         self._has_checked_random = False  # the step was searched for random ops whose state cannot be saved
-        self._large_arrays: dict[Any, Any] = {}  # of callbacks when training began (`callback_state.find_large`)
+        # Large arrays of callbacks when training began (`callback_state.find_large`): not saved while unchanged.
+        self._large_arrays: dict[Any, Any] = {}
         self._steps_until_check = 1  # steps until ranks vote again
         self._last_check: tuple[float, int] = (time.monotonic(), 0)  # time of the last vote, and step of the epoch
         self._may_save = run.may_save(self.number)
@@ -218,7 +219,8 @@ class Fit:
         if epoch_length and done >= epoch_length:
             return  # the last step of the epoch: `end_epoch` saves
         assert self._epoch is not None  # an epoch is running
-        # Choose the number of steps until the next vote, from the seconds of a step since the last one.
+        # Choose the number of steps until the next vote, from the seconds of a step since the last one. Ranks vote at
+        # least four times in the interval of saves, if it is not 0.
         now, (last_time, last_done) = time.monotonic(), self._last_check
         step_seconds = (now - last_time) / max(1, done - last_done)
         check_seconds = min(_CHECK_SECONDS, settings.get_settings().save_seconds / 4 or _CHECK_SECONDS)

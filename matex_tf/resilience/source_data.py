@@ -1,4 +1,7 @@
-"""Advances the data of `fit` to a saved position, by taking batches as training took them. `data_hooks` calls it."""
+"""Advances the data of `fit` to a saved position, by taking batches as training took them. `data_hooks` calls it.
+
+A source is Keras' object that gives `fit` its batches: an `EpochIterator` (Keras 3) or a `DataHandler` (Keras 2).
+"""
 
 from __future__ import annotations
 

@@ -6,7 +6,9 @@ turn. For example, if one branch returns a partial sum and the other a constant,
 keeps the constant, the other ranks have 0.
 
 In the functions here `reader`, a `propagate.Reader`, reads a body: it finds the placements of the body's tensors. The
-placements in which a body must return its outputs are its `gives`.
+placements in which a body must return its outputs are its `gives`. The result of a rule is a `Decision`: the placements
+that an op needs of its inputs (None: any) and gives its outputs, and `emit`, which creates the op in the step's copy.
+After a `NoRuleError` the op takes whole tensors.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ def needs_exchange(placement: Placement, need: Placement | None) -> bool:
 
 
 def _drop_inner_facts(placement: Placement) -> Placement:
-    """The placement of an output of a branch or turn, without facts that may not hold in another branch or turn."""
+    """The placement of an output of a branch or turn, without facts that may not hold in another branch or turn: that
+    the tensor has indices of rows, or is 0 everywhere.
+    """
     if placement.kind == LIST and placement.item is not None:
         return list_of(_drop_inner_facts(placement.item), placement.dtype)
     return placement._replace(index_rows=None, is_zero=False)
@@ -90,11 +94,11 @@ def _join_branches(node: Node, index: int) -> Placement:
     joined = functools.reduce(join, placements)
     if any(body.takes_batch for body in node.bodies):
         joined = _drop_inner_slice(joined)
-    elif joined.is_sharded and joined.rows.chosen is not None:  # a mask of one branch means nothing outside
+    elif joined.is_sharded and joined.rows.chosen is not None:  # rows that a mask of one branch has selected
         joined = WHOLE
     for placement in placements:
-        # A residual, which a branch keeps for its gradient, is an optional: a list without a dtype. No collective can
-        # make it whole.
+        # A residual, a tensor that a branch keeps for its gradient, is an optional, placed as a list without a dtype.
+        # No collective can make it whole.
         is_optional = placement.kind == LIST and placement.dtype is None
         if is_optional and needs_exchange(placement, joined):
             raise NoRuleError
@@ -140,7 +144,7 @@ def place_loop(reader: Any, node: Node) -> Decision:
     condition = reader.read(find_callee(node.op, cond_name), carried, (*node.key, "cond"), constants)
     condition.gives, body.gives = [WHOLE], carried
     node.bodies = [condition, body]
-    turns = node.read_attribute("parallel_iterations", 10)
+    parallel_turns = node.read_attribute("parallel_iterations", 10)
 
     def emit(copy: Any, *arguments: Any) -> list[Any]:
         outputs = tf.while_loop(
@@ -148,7 +152,7 @@ def place_loop(reader: Any, node: Node) -> Decision:
             lambda *variables: copy.build(body, variables, body.gives),
             list(arguments),
             shape_invariants=[tf.TensorShape(value.shape) for value in body.inputs],
-            parallel_iterations=turns,
+            parallel_iterations=parallel_turns,
         )
         return list(outputs)
 

@@ -1,4 +1,5 @@
-"""How a value is exchanged between ranks: the requests for collectives, and the whole tensor made of their results.
+"""How a value of a step is made whole, or summed, from the tensors that ranks have: requests for collectives, and the
+tensor made of their results.
 
 `bodies.Body` prepares all exchanges of a wave (a group that travels together, see `waves`), gives all their requests to
 the `sharing.Exchanger`, which runs the collectives, and finishes each exchange.

@@ -80,7 +80,9 @@ class Kept:
         self._written: set[int] = set()
 
     def can_keep(self, node: Node) -> bool:
-        """Whether the op of a node can be kept."""
+        """Whether the op of a node can be kept: its rule and the order of its terms do not change it, and it can move
+        into another function.
+        """
         is_unchanged = node.decision.emit is None and not ordered_sums.is_unordered(node)
         return self._keeps_ops and is_unchanged and is_movable(node.op)
 
@@ -125,7 +127,10 @@ class Kept:
         return [op]
 
     def finish(self, effects: Sequence[Node]) -> list[Any]:
-        """Create `call`, which takes `tensors` and waits for `effects`. Returns [call], or [] if no op is kept."""
+        """Create `call`, which takes `tensors` and waits for `effects`: kept ops that run even if no output needs them.
+
+        Returns [call], or [] if no op is kept.
+        """
         from tensorflow.core.framework import attr_value_pb2
 
         if not self.ops:

@@ -69,7 +69,7 @@ class Exchanger(Protocol):
         """The results of one wave, in order.
 
         batch_slice: if its `contributes` is false, this rank adds 0, whatever its tensors hold.
-        labels: the label of each request, see `rewrite.labels`.
+        labels: for each request, the label of the gradient to which it belongs, or None; see `rewrite.labels`.
         is_last: no later wave of the copy has a label.
         can_wait: for each request, whether the next wave may begin before it ends; by default none may.
         """

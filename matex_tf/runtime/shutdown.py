@@ -142,6 +142,7 @@ def abort_with_error(text: str, code: int, follows: bool = False, is_loss: bool 
     fields: dict[str, Any] = {"size": me.size, "host": me.host, "number": ops.read_waiting().number, "abort_code": code}
     try:
         with real_files.use_real_files():
+            # Without `matex run` ranks find out by files in `shared`, a folder that all see, which error is the first.
             shared = cache.find_cache_folder() if me.has_several_hosts else None
             rank_records.report_error(text, me.rank, shared, follows=follows, is_loss=is_loss, **fields)
     finally:  # also after an error while reporting

@@ -36,6 +36,7 @@ def exchange_rows(arrays: Sequence[np.ndarray], seed: int, epoch: int) -> None:
     counts, sizes = zip(*objects.allgather((rows, row_bytes), "exchanging rows between the ranks"))
     order = np.random.default_rng([seed, epoch, me.rank]).permutation(rows)
     communicator = world.get_communicator("readers")
+    # A multiple of the number of ranks that train: each of them then gets equally many rows of a complete round.
     round_rows = max(1, _ROUND_BYTES // max(sizes) // me.trainers) * me.trainers
     with ops.announce_exchange("exchanging rows between the ranks"):
         for start in range(0, max(counts), round_rows):
@@ -51,7 +52,8 @@ def _plan_round(
     """The destination of each row that this rank sends in a round, and the number of rows that it gets from each rank.
 
     The round has `round_rows` rows of each rank, from row `start`. The rows of all ranks have consecutive numbers, and
-    row i goes to rank i mod `trainers`. So every rank receives as many rows as it sends.
+    row i goes to rank i mod `trainers`. So every rank receives as many rows as it sends, because the shards are equally
+    long, or the first ones have one row more.
     """
     first_numbers = np.concatenate([[0], np.cumsum(counts)])
 

@@ -37,9 +37,13 @@ class BatchWatch:
         self._kept: Batch | None = None
 
     def make_slice(self, components: Sequence[Any], slice_ratios: slices.SliceRatios | None = None) -> Slice:
-        """The slice of a batch that is taken within the graph. The graph keeps the batch if the flag is set."""
+        """The slice of a batch that is taken within the graph. The graph keeps the batch if the flag is set.
+
+        components: the tensors of the batch that have rows.
+        slice_ratios: the ranks' shares of a batch; None if they are equal.
+        """
         readable = [tensor for tensor in components if tensor.dtype.name not in ("variant", "resource")]
-        self.keep_if_asked(readable, lambda *rows: WholeBatch(rows, [True] * len(rows)))
+        self.keep_if_asked(readable, lambda *rows: WholeBatch(rows, are_rows=[True] * len(rows)))
         return slices.make_checked_slice(components, slice_ratios)
 
     def keep_if_asked(self, tensors: Sequence[Any], make: Callable[..., Batch]) -> None:

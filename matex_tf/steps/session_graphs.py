@@ -1,9 +1,10 @@
 """Ops that the library adds to a session's graph. They have a name scope of their own, so that no file saves them.
 
-All of these ops are created in the context `add_to`. `SessionCopy` creates the copy of a run. The random numbers of all
-runs of a session must continue one sequence for each random op, whatever a run fetches and whether ranks share it. A
-random op of a copy (`is_counted`) is the stateless form of the op, and draws from the same sequence. All copies
-of an op share a variable, which holds the position in the sequence, a counter of the Philox generator.
+All of these ops are created in the context `add_to`. `SessionCopy` creates the copy of a run, a call of `Session.run`,
+by which ranks share the work of the run. The random numbers of all runs of a session must continue one sequence for
+each random op, whatever a run fetches and whether ranks share it. A random op of a copy (`is_counted`) is the stateless
+form of the op, and draws from the same sequence. All copies of an op share a variable, which holds the position in the
+sequence, a counter of the Philox generator.
 """
 
 from __future__ import annotations
@@ -90,10 +91,11 @@ def drop_copies(graph: Any, definition: Any) -> Any:
 class SessionCopy(Copy):
     """A copy in the graph of a session, where an op keeps its state under its name.
 
-    starts: by the names of the script's random ops, the operation that must run once in each session.
+    starts: by the names of the script's random ops, the operation that must run once in each session: it sets the
+        counter of the op to 0.
     """
 
-    is_ordered = False
+    is_ordered = False  # a session runs ops in any order
 
     def __init__(self, graph: Any, *arguments: Any):
         super().__init__(*arguments)

@@ -74,7 +74,7 @@ def run_session(
 
 
 def _find_fed_batch(feeds: Mapping[Any, Any]) -> list[Any]:
-    """The tensors that are fed the most common number of rows, if that is 2 or more."""
+    """The tensors that are fed the most common number of rows above 1; without such a number, the ones without rows."""
     counts = {tensor: len(array) for tensor, array in feeds.items()}
     several = [count for count in counts.values() if count > 1]
     most_common = max(several, key=several.count, default=0)
@@ -148,7 +148,7 @@ class SessionPlan:
             self.why_whole = self._find_obstacle()
         if are_own or self.why_whole not in (NO_BATCH, NO_WORK):
             self._agree()
-        else:
+        else:  # nothing to share: a script may make such a run on some ranks only, so they cannot agree
             if self.trained:
                 report.say_whole(PLACE, report.explain_no_work(self.program) or self.why_whole, is_usual=False)
             # Shared runs draw these numbers in copies, so this run must continue their sequences in a copy, too.
@@ -236,8 +236,9 @@ class SessionPlan:
 
     def _order_collectives(self) -> None:
         """Make the script's own collectives run in the order of their creation, which is the same on all ranks."""
-        passes, self.turns = cond_turns.order_collectives(self.graph, self.part.needed)
-        self.operations += passes
+        # The added operations complete the turns of collectives in branches that are not taken.
+        added, self.turns = cond_turns.order_collectives(self.graph, self.part.needed)
+        self.operations += added
 
     def run(self, session: Any, variables: SessionVariables, rows: Sequence[Any], run: Run) -> list[Any]:
         """The results of the script's run. Collective, if ranks share it.

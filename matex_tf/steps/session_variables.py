@@ -24,7 +24,7 @@ from matex_tf.steps import session_graphs, variables
 from matex_tf.thread_flag import ThreadFlag
 
 is_inside = ThreadFlag()
-"""Whether this thread is inside of a run of the library."""
+"""Whether this thread is inside of a run that the library itself makes, to read or assign variables."""
 _VARIABLES = ("VarHandleOp", "VariableV2", "Variable")
 _READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp")
 """Ops that take a handle and do not change the variable."""

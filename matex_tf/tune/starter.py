@@ -1,6 +1,7 @@
 """Starts trials for `search.SearchLoop`: makes a trial's folder, starts its command, makes its record at the end.
 
-Rungs are numbers of epochs after which trials pause; only the best are started again and continue.
+A trial runs the user's command in a mirror of the user's folder: copies of small files, and links to large ones. Rungs
+are numbers of epochs after which trials pause; only the best are started again and continue.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from matex_tf.tune.trials.trial import (
 
 @dataclass
 class RunningTrial:
-    """A running trial, its resources, and the mirror of the user's folder in which it runs."""
+    """A running trial, its resources, and the mirror in which it runs."""
 
     record: Record
     trial: Trial
@@ -74,7 +75,7 @@ class Starter:
         rules = Rules(self._spec.objective, limit, pause)
         trial = self._backend.find_trial(folder, rules)  # the job of a killed search; None: start the trial
         with hold_folder(folder):  # processes of a killed search may still run
-            if not trial and not (folder / STATE).is_dir():  # it starts from the beginning: remove an earlier attempt
+            if not trial and not (folder / STATE).is_dir():  # without saved states, remove an earlier attempt
                 shutil.rmtree(folder / PLACE, ignore_errors=True)
                 for name in (OUTPUT, NOTED):
                     (folder / name).unlink(missing_ok=True)

@@ -124,7 +124,8 @@ class _Header:
             else:
                 ends.append((begin + bytes_here, begin + _pad_count(bytes_here)))
         ends.append((self._file.tell(), self._file.tell()))  # of the header
-        # Without records, the file may end before the position of the first record, or at it.
+        # Without records, the file may end before the position of the first record, or at it. So this position counts
+        # for the largest size only.
         ends.append((0, min((begin for begin, _ in per_record), default=0)))
         if per_record and records:
             if records == 2 ** (8 * self._count_bytes) - 1:

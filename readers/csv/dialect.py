@@ -22,7 +22,7 @@ NULLS = (
 
 @dataclass(frozen=True)
 class Dialect:
-    """How a CSV file spells its values.
+    """How a CSV file spells its values. `marks` has its quote and comment characters.
 
     A missing value is one of the texts `nulls`, or one of the numbers `null_numbers` in any spelling.
     """

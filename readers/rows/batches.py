@@ -29,13 +29,14 @@ class BatchCursor:
         if self._used_rows:
             return
         if self._begun_epochs:
-            row_count = self._deal.count_held(self._rank)
+            row_count = self._deal.count_held(self._rank)  # a rank without rows has an array of one row
             exchange.exchange_rows([array[:row_count] for array in arrays], seed, self._begun_epochs)
         self._begun_epochs += 1
 
     def take_next(self, rows: int) -> slice:
         """This rank's rows of the next batch, which has `rows` rows of all ranks, or fewer at the end of an epoch."""
         first, last = self._used_rows, min(self._used_rows + rows, self._deal.count)
+        # Of the first `count` rows that all ranks use, this rank has used count_taken(count)[rank].
         start, stop = (self._deal.count_taken(count)[self._rank] for count in (first, last))
         self._used_rows = last % self._deal.count
         return slice(start, stop)

@@ -83,7 +83,7 @@ def find_part(file: int, read: Read, start: int, stop: int, size: int) -> Part:
             begins.append(at)
         is_last = end > size or end >= stop  # a truncated record, or the last one of the range
         if len(heads) == _CHECKED_HEADS or is_last:
-            agreement.stop_if_others_failed()
+            agreement.stop_if_others_failed()  # raises an error if another rank has failed
             are_valid = are_heads(np.frombuffer(b"".join(heads), np.uint8).reshape(-1, HEAD))
             if not are_valid.all():
                 part.damage = f"at byte {begins[int(are_valid.argmin())]}: damaged: expected a record, found no length"

@@ -1,9 +1,9 @@
 """The TFRecord format: records of tf.train.Example. Each rank reads and parses its own records.
 
 Records have different lengths, and a file has no table of their offsets. So when a data set is opened, each rank
-searches its range of the bytes in a survey (see `Format`), "index". From the results every rank makes an `Index` with
-the offsets of some records, from which it finds any record (`record_index.py`). An earlier survey, "unpack",
-decompresses files.
+searches its range of the bytes (`_survey_index`). From the results of all ranks, every rank makes an `Index` with the
+offsets of some records, from which it finds any record (`_settle_index`, `record_index.py`). This is a survey (see
+`Format`), "index". An earlier survey, "unpack", decompresses files.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class TfRecord(TypedTable):
     def _find_byte(self, row: int) -> int:
         """The offset of a record in its file: the index stores only some, so the lengths lead from one to the next."""
         number, file, at = self._index.find_near(row)
-        for _ in range(row - number):
+        for _ in range(row - number):  # a record is its length, in a HEAD of 12 bytes, the data, and a checksum
             at += FRAME + int.from_bytes(self._open_file(file).read_bytes(at, at + HEAD)[:8], "little")
         return at
 

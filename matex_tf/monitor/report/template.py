@@ -60,7 +60,7 @@ def assemble_page(
         axes: the axes that a reader may choose for all charts with one of these axes.
     """
     data = {"charts": charts, "runs": runs, "axes": axes, "colours": PALETTE}
-    text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
+    text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")  # so that no text ends the script element
     licence, code, style, script = map(
         _read_file, ("uplot/LICENSE", "uplot/uPlot.iife.min.js", "uplot/uPlot.min.css", "page.js")
     )

@@ -1,5 +1,6 @@
-"""Rules for matrix products. They are linear in each factor, and a product that sums over the rows is a partial sum.
+"""Rules for matrix products: which placements a product needs of its factors, and which one its result has.
 
+A product is linear in each factor. So a product that sums over the rows, of which each rank has some, is a partial sum.
 The activations times the weights, `ij,jk->ik` with rows along i, keep the rows. The gradient of the weights,
 `ij,ik->jk`, sums over the rows.
 """
@@ -14,8 +15,9 @@ from matex_tf.rewrite.rules.registry import register_rule
 
 
 def place_product(node: Node, factors: Sequence[Sequence[str]], result: Sequence[str]) -> Decision:
-    """The decision on a product. factors: the labels of the axes of each input, as in `tf.einsum`. result: the labels
-    of the output's axes.
+    """The placements of a product. factors: the labels of the axes of each input, as in `tf.einsum`. result: the labels
+    of the output's axes. One label is of the rows. An input with this label needs the rows of the first sharded input,
+    any other input must be whole. If an input has the label twice, the op takes whole tensors (`require`).
     """
     first = node.find_input_with_rows(range(len(node.inputs)))
     row_label, rows = factors[first][node.get_placement(first).axis], node.get_placement(first).rows

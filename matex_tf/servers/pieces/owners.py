@@ -83,7 +83,8 @@ def may_change_strategy() -> bool:
 def compare_strategies(weights: float, slots: float) -> tuple[str, float]:
     """The other of the strategies allreduce and servers:auto, and the seconds that a step would save with it.
 
-    `weights`, `slots`: the bytes of the weights and slots that could be held in pieces.
+    `weights`, `slots`: the bytes of the weights that could be held in pieces, and of their slots: the variables that an
+    optimizer has for them, such as momenta.
     """
     if not _known_hosts or not weights:
         return "", 0.0
@@ -104,6 +105,7 @@ def note_hosts(link: tuple[float, float] | None) -> None:
     """
     nodes = world.get_world().nodes
     properties = objects.allgather((memory.measure_free(), link), "what hosts have for servers:auto")
+    # The use of memory varies. So a node must have MARGIN times the bytes that it is estimated to need.
     free = {
         node: min(free_bytes for (free_bytes, _), of_rank in zip(properties, nodes) if of_rank == node) / memory.MARGIN
         for node in nodes

@@ -1,4 +1,6 @@
-"""Warm start: first configurations from earlier searches of similar tasks (paper XAI, section 4.1). Pure functions.
+"""Warm start: first configurations from earlier searches of similar tasks. Pure functions.
+
+The method is that of section 4.1 of the paper XAI (`planner.papers.xai`).
 
 A task is the sizes of the data and the model, and the loss (`database.FEATURES`).
 """

@@ -73,7 +73,10 @@ def format_page(folder: Path) -> str:
 
 
 def sort_trials(trials: Sequence[Record], objective: Objective) -> list[Record]:
-    """The trials with a value, best first, and then the failed ones."""
+    """The trials with a value, best first, and then the failed ones.
+
+    Complete trials come before trials that paused at a rung (a number of epochs), which have trained less.
+    """
     valued = sorted(
         (trial for trial in trials if trial.value is not None), key=lambda trial: rungs.make_sort_key(trial, objective)
     )

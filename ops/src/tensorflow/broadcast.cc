@@ -1,4 +1,5 @@
-// MatexBroadcast: y = x of rank root, on all ranks.
+// MatexBroadcast: y = x of rank root, on all ranks. `place` names the op in messages. By the input `order` and, in a v1
+// graph, the attribute `turn`, collectives run in the same order on all ranks (kernel.h).
 #include <cstring>
 
 #include "engine/collectives.h"

@@ -83,7 +83,8 @@ Error Run(const Prepared& prepared, const void* const* in, void* const* out) {
   const size_t count = request.entries.size();
   switch (request.kind) {
     case Kind::kGradients: {
-      const double* const weight = static_cast<const double*>(in[count]);  // after the gradients
+      // After the gradients: this rank's weight, and perhaps the rows of the batch, which ranks compare.
+      const double* const weight = static_cast<const double*>(in[count]);
       const Batch batch(request.weight_length > 1 ? static_cast<int64_t>(weight[1]) : 0);
       return ReduceInline(*prepared.layout, in, out, weight[0], batch, [&request] { return request.place; });
     }
@@ -107,7 +108,8 @@ void Call(void* result, const void** operands, const char* text, size_t length, 
     status->message = RankAndHost() + ": " + error.message;
     return;
   }
-  const size_t token = count + (prepared->request.kind == Kind::kGradients ? 1 : 0);  // after the weight
+  // The token, by which XLA keeps the order of calls, is the last operand (after the weight) and the last result.
+  const size_t token = count + (prepared->request.kind == Kind::kGradients ? 1 : 0);
   std::memcpy(results[count], operands[token], sizeof(int32_t));
 }
 

@@ -1,5 +1,6 @@
-// Meetings in shared memory (arrivals.h). Each rank has a line there, which only this rank writes: the number of its
-// meetings, its words, and its counts of blocks. A waiting rank reads the other ranks' lines until they have advanced.
+// Meetings in shared memory (arrivals.h): barriers of the ranks of a node, which also compare three numbers of each
+// rank, its words. Each rank has a line there, which only this rank writes: the number of its meetings, its words, and
+// how many blocks of data it has written and read. A waiting rank reads the other ranks' lines until they advance.
 #include "engine/mpi/arrivals.h"
 
 #include <sched.h>

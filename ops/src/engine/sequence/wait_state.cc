@@ -52,6 +52,7 @@ void NoteWaitEnd(Waiter waiter) {
   if (was_blocked && !waiters.IsBlocked()) waiters.blocked += Clock::now() - waiters.blocked_since;
 }
 
+// A gradient shows that the step was not blocked until now, so the time before it does not count.
 void NoteGradient() {
   Waiters& waiters = TheWaiters();
   std::lock_guard<std::mutex> lock(waiters.mutex);

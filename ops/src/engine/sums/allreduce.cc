@@ -91,8 +91,8 @@ int Adder::SumUncompressed(void* data, int64_t count, Type type) {
   return Run(is_large ? algorithm_ : Algorithm::kMpi, data, count, type);
 }
 
-// Makes the communicators of two levels and the shared memory. Also chooses the algorithm, if it may be shared memory.
-// Collective: all ranks begin their first sum together.
+// Makes the communicators of two levels (within a node and between nodes) and the shared memory. Also chooses the
+// algorithm, if it may be shared memory. Collective: all ranks begin their first sum together.
 int Adder::Prepare() {
   if (is_prepared_) return MPI_SUCCESS;
   is_prepared_ = true;
@@ -107,7 +107,8 @@ int Adder::Prepare() {
       if (algorithm_ != Algorithm::kShared) shared_.reset();
     }
   }
-  // The sum between nodes has an Adder of its own. On a single node it is not needed: there all ranks are carriers.
+  // In two levels, a carrier is a rank that sums a segment of the buffer over the nodes (hierarchical.h). It has an
+  // Adder for this in the communicator `across`. A single node needs no such sum; there all ranks are carriers.
   if (levels_.across != MPI_COMM_NULL && levels_.carriers < Calls{communicator_, asleep_}.size()) {
     // In `across` each rank is a node of its own, so there are no two levels.
     const int node = Calls{levels_.across, asleep_}.rank();
@@ -137,6 +138,7 @@ int Adder::SumShared(char* data, int64_t count, Type type) {
   const auto produce = [&](char* to, int64_t first, int64_t length) {
     std::memcpy(to, data + first * size, length * size);
   };
+  // The sums of elements [first, first + length) are one + other, or `one` if `other` is null.
   return shared_->Sum(type, count, produce, [&](const char* one, const char* other, int64_t first, int64_t length) {
     SharedMemory::Write(type, one, other, data + first * size, length);
   });
@@ -145,14 +147,15 @@ int Adder::SumShared(char* data, int64_t count, Type type) {
 int Adder::SumCompressedTransfer(const Transfer& transfer, float* data, float* residual) {
   if (const int code = Prepare()) return code;
   const World& world = TheWorld();
-  // Sums elements [first, first + count) of the transfer, which are at `numbers`.
+  // Sums elements [first, first + count) of the transfer, which are at `numbers`. `residual` receives what compression
+  // leaves out.
   const auto sum = [&](MPI_Comm communicator, int64_t first, int64_t count, float* numbers) {
     return SumCompressed({communicator, asleep_}, world.compression, ExtentsOf(transfer, first, count), count,
                          world.chunk_bytes, numbers, residual + first);
   };
   if (!world.compression.between_nodes) return sum(communicator_, 0, transfer.count, data);
   // Only the sums between nodes are compressed.
-  std::fill_n(residual, transfer.count, 0.0f);  // a carrier sets only the residuals of its segment
+  std::fill_n(residual, transfer.count, 0.0f);  // a carrier then sets only the residuals of its segment
   return SumInTwoLevels(levels_, data, transfer.count, transfer.type, asleep_, &segment_,
                         [&](void* segment, int64_t first, int64_t count) {
                           return sum(levels_.across, first, count, static_cast<float*>(segment));
@@ -160,7 +163,8 @@ int Adder::SumCompressedTransfer(const Transfer& transfer, float* data, float* r
 }
 
 // The algorithm of a reduce-scatter or all-gather of `bytes` bytes: the algorithm that is fastest for sums. Two levels
-// need the same number of ranks on every node here; else the ring is used.
+// need the same number of ranks, more than one, on every node here; else the ring is used. Two levels also need the
+// ranks' positions (hierarchical.h), which are made at the first use.
 int Adder::ChooseForPieces(int64_t bytes, Algorithm* algorithm) {
   *algorithm = Algorithm::kMpi;
   if (bytes < kLargeBytes) return MPI_SUCCESS;

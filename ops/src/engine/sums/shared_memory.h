@@ -1,6 +1,6 @@
-// Sums over the ranks of one node in shared memory. Ranks write weighted gradients directly into shared memory and sum
-// directly from it, so no message is sent. Each rank has memory of fixed size, which all ranks read. A longer buffer
-// passes through this memory in chunks. A rank overwrites its memory only after all ranks have read it. An Adder
+// Sums over the ranks of one node in shared memory. Ranks write gradients directly into shared memory and sum directly
+// from it, so no message is sent. Each rank has memory of fixed size, which all ranks read: two buffers, used in turn.
+// Longer data pass through them in chunks. A rank overwrites its memory only after all ranks have read it. An Adder
 // (allreduce.h) makes one object for its communicator.
 #pragma once
 
@@ -59,14 +59,14 @@ class SharedMemory {
   // `Sum` for two ranks, and for more.
   int SumOfTwo(Type type, int64_t count, const Produce& produce, const Consume& consume);
   int SumOfMany(Type type, int64_t count, const Produce& produce, const Consume& consume);
-  // Meets the other ranks if the last sum used the memory differently.
+  // Meets the other ranks (a barrier, arrivals.h) if the last sum used the memory differently.
   int BeginUse(Use use);
 
   const std::unique_ptr<Arrivals> arrivals_;
   const int64_t chunk_bytes_;
   const int rank_;
   const int size_;
-  int64_t chunks_ = 0;  // the number of chunks summed so far; it decides which buffer is used
+  int64_t chunks_ = 0;  // the number of chunks summed so far; it decides which of the two buffers is used
   Arrivals::Blocks blocks_;  // with two ranks: the blocks that this rank has written and read
   Use use_ = Use::kChunks;   // how the last sum used the memory
 };

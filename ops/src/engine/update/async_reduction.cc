@@ -46,8 +46,8 @@ namespace {
 // this time after a sum, so that new weights (pulls.h) are not sent between two sums.
 constexpr int64_t kBetweenSums = 5'000'000;  // nanoseconds
 
-// An announced update, or a part of one. `part.more`: further parts of the same update follow. Vectors have one element
-// for each gradient (entry of the layout).
+// An announced update, or a part of one, if the step has other collectives between the gradients. `part.more`: further
+// parts of the same update follow. Vectors have one element for each gradient (entry of the layout).
 struct Update {
   Update(const UpdatePart& announced_part, double rank_weight)
       : part(announced_part), ready(Count()), weight(rank_weight), inputs(Count()), outputs(Count()), done(Count()),
@@ -330,7 +330,8 @@ Error Announce(const UpdatePart& part, double weight, Batch batch, int64_t* anno
   const uint64_t key = Hash(agreed, sizeof agreed, ~part.layout->key());  // ~: differs from the key of ReduceInline
   const Call call{Kind::kGradients, key, place, /*bytes=*/0, part.layout.get(), batch, &part};
   auto update = std::make_shared<Update>(part, weight);
-  // Added under the mutex of the rendezvous, so updates are in the order of their rendezvous.
+  // In `Meet`, the rendezvous, ranks compare the number and the key of the collective. The update is added under the
+  // same mutex, so updates have the same order on all ranks.
   std::lock_guard<std::mutex> lock(TheWorld().mutex);
   if (Error error = Meet(call)) return error;
   update->announced_at = Now();

@@ -1,5 +1,5 @@
-// Times small and large sums. The median time of the small sums is the start-up time. The difference of the two
-// medians, divided by the difference in bytes, is the time per byte.
+// Measures what a transfer between ranks costs, by small and large sums. The median time of the small sums is the
+// start-up time. The difference of the two medians, divided by the difference in bytes, is the time per byte.
 #include "engine/update/link_probe.h"
 
 #include <sys/resource.h>
@@ -54,6 +54,7 @@ Error ProbeOnce(Adder& adder, MPI_Comm communicator, Link* link) {
     results[kind] = seconds[kProbes / 2];
     results[kSpread] = seconds[kProbes - 2] / std::max(seconds[1], 1e-9);  // of the large probes, which come last
   }
+  // The slowest rank counts, so that all ranks get the same result.
   const int code = MPI_Allreduce(MPI_IN_PLACE, results, kResults, MPI_DOUBLE, MPI_MAX, communicator);
   if (Error error = MpiError(code, "MPI_Allreduce", place())) return error;
   link->start_up = results[kSmallMedian];

@@ -1,7 +1,7 @@
-// A transfer, one sum over ranks, is made in one of three forms. RunTransfer with a buffer scales gradients into the
-// buffer, where the caller's function sums them. RunTransfer with shared memory scales gradients into this memory and
-// sums them from there. RunShares does the same if each rank needs only some sums, because it updates only its pieces
-// of the variables. GatherTransfer then gives the updated pieces to all ranks.
+// A transfer, one sum over ranks, is made in one of three forms. RunTransfer with a buffer scales gradients (by this
+// rank's weight) into the buffer, where the caller's function sums them. RunTransfer with shared memory scales them
+// into this memory and sums them from there. RunShares does the same if each rank needs only some sums, because it
+// updates only its pieces of the variables. GatherTransfer then gives the updated pieces to all ranks.
 #include "engine/update/transfer.h"
 
 #include <algorithm>
@@ -22,7 +22,8 @@ Byte* At(Byte* tensor, int64_t offset, size_t size) {
   return tensor + offset * static_cast<int64_t>(size);
 }
 
-// Adds the residuals of the transfer's gradients to `data`, and sets the residuals to zero.
+// Adds the residuals, which compression has left out of earlier sums, to the gradients of the transfer in `data`, and
+// sets the residuals to zero.
 void AddResiduals(const Layout& layout, const Transfer& transfer, float* data) {
   for (const Fragment& fragment : transfer.fragments) {
     std::vector<float>& residual = *layout.residual(fragment.entry);
@@ -34,7 +35,8 @@ void AddResiduals(const Layout& layout, const Transfer& transfer, float* data) {
   }
 }
 
-// Adds the errors of a transfer to the residuals of its gradients. (A variable may occur twice in a transfer.)
+// Adds `residual`, which compression has left out of this sum, to the residuals of the gradients. (A variable may occur
+// twice in a transfer.)
 void KeepResiduals(const Layout& layout, const Transfer& transfer, const float* residual) {
   for (const Fragment& fragment : transfer.fragments) {
     float* const to = layout.residual(fragment.entry)->data() + fragment.offset;
@@ -150,10 +152,12 @@ int RunTransfer(const Transfer& transfer, const void* const* inputs, void* const
   return memory->Sum(transfer.type, transfer.count, produce, consume);
 }
 
+// For each type of elements, a share for each rank, of the elements that only this rank needs (layout.cuts()), and one
+// for all ranks.
 Scatter::Scatter(const Layout& layout, int ranks) {
   const Cuts& cuts = layout.cuts();
   for (int type = 0; type < kTypes; ++type) {
-    Shares shares(ranks + 1);  // the last one has the elements that all ranks need
+    Shares shares(ranks + 1);
     int64_t total = 0;
     const auto add = [&](Transfer* to, int entry, int64_t first, int64_t last) {  // elements [first, last) of the entry
       if (first == last) return;
