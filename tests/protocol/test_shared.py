@@ -127,11 +127,13 @@ def test_each_rule_is_needed(ranks, without):
 
 
 class Blocks(NamedTuple):
-    """Of each of two ranks: the blocks it has written and read, what it shows of that, what it does, and its memory."""
+    """Of each of two ranks: the numbers of blocks that it has written and read; the numbers that it shows, and those
+    that it has seen of the other rank; what it does, and its memory."""
 
     written: tuple[int, int]
     read: tuple[int, int]
     shown: tuple[tuple[int, int], tuple[int, int]]
+    seen: tuple[tuple[int, int], tuple[int, int]]
     doing: tuple[str, str]
     memory: tuple[tuple[int, ...], tuple[int, ...]]
 
@@ -159,7 +161,7 @@ def explored_blocks(without: str = "", blocks: int = 5, slots: int = 3, ahead: i
 
     def moves(state: Blocks, rank: int) -> Iterator[tuple[str, Callable[[], Blocks]]]:
         wrote, read = state.written[rank], state.read[rank]
-        seen_written, seen_read = state.shown[1 - rank]
+        shown = state.shown[1 - rank]
         doing = state.doing[rank]
         if doing == "copying":
             yield "shows a block", lambda: change(state, rank, "", shown=(wrote, read))
@@ -171,18 +173,26 @@ def explored_blocks(without: str = "", blocks: int = 5, slots: int = 3, ahead: i
                 yield "writes a part", lambda: change(state, rank, "parts", memory=memory)
         elif doing == "" and read == blocks:
             yield "comes to the meeting", lambda: change(state, rank, "come")
-        elif doing == "":
-            may_write = wrote < blocks and (without == "room" or wrote - seen_read < slots)
+        elif doing == "" or (doing == "waiting" and shown != state.seen[rank]):
+            # The two numbers are read one after the other, so they may be of different times.
+            seen = (shown[0], state.seen[rank][1])
+            yield "looks at what is written", lambda: change(state, rank, "looking", seen=seen)
+        elif doing == "looking":
+            seen_written, seen_read = seen = (state.seen[rank][0], shown[1])
+            freed = {"room": wrote, "own room": seen_read}.get(without, min(read, seen_read))
+            may_write = wrote < blocks and wrote - freed < slots
             may_read = read < (wrote if without == "look" else min(wrote, seen_written))
             if may_write and (wrote - read < ahead or not may_read):
                 memory = tuple(wrote if at == wrote % slots else held for at, held in enumerate(state.memory[rank]))
-                yield "writes", lambda: change(state, rank, "copying", written=wrote + 1, memory=memory)
+                yield "writes", lambda: change(state, rank, "copying", written=wrote + 1, memory=memory, seen=seen)
             elif may_read:
-                yield "begins to read", lambda: begin_reading(state, rank)
+                yield "begins to read", lambda: begin_reading(state, rank, seen)
+            else:
+                yield "waits", lambda: change(state, rank, "waiting", seen=seen)
 
-    def begin_reading(state: Blocks, rank: int) -> Blocks:
+    def begin_reading(state: Blocks, rank: int, seen: tuple[int, int]) -> Blocks:
         expect(state, rank, state.read[rank])
-        return change(state, rank, "reading")
+        return change(state, rank, "reading", seen=seen)
 
     def after_reading(state: Blocks, rank: int) -> Blocks:
         expect(state, rank, state.read[rank])
@@ -195,14 +205,14 @@ def explored_blocks(without: str = "", blocks: int = 5, slots: int = 3, ahead: i
         return "ok"
 
     empty = (-1,) * slots
-    return explore(Blocks((0, 0), (0, 0), ((0, 0), (0, 0)), ("", ""), (empty, empty)), transitions, outcome)
+    return explore(Blocks((0, 0), (0, 0), *2 * (((0, 0), (0, 0)),), ("", ""), (empty, empty)), transitions, outcome)
 
 
 def test_blocks_of_two_ranks_are_read_as_they_were_written():
     finding = explored_blocks()
     assert not finding.fault and finding.outcomes == {"ok"}, str(finding)
     assert finding.states > 100
-    for without in ("room", "look", "meeting"):
+    for without in ("room", "own room", "look", "meeting"):
         assert "reads" in explored_blocks(without).fault
 
 

@@ -76,7 +76,8 @@ int SharedMemory::BeginUse(Use use) {
 }
 
 // The memory of a rank is a ring of `slots` blocks: block number n, counted from the first sum of the process, is in
-// slot n % slots. A rank writes block n only after the other rank has read block n - slots.
+// slot n % slots. A rank writes block n only after both ranks have read block n - slots. The two numbers of `See` are read
+// one after the other: the other rank may have read blocks that it had not yet written at the first look.
 int SharedMemory::SumOfTwo(Type type, int64_t count, const Produce& produce, const Consume& consume) {
   if (const int code = BeginUse(Use::kBlocks)) return code;
   const int64_t slots = kBuffers * chunk_bytes_ / kBlockBytes;
@@ -88,7 +89,9 @@ int SharedMemory::SumOfTwo(Type type, int64_t count, const Produce& produce, con
   const auto length = [&](int64_t number) { return std::min(block, count - (number - first) * block); };
   while (blocks_.read < last) {
     Arrivals::Blocks seen;  // the progress of the other rank
-    const auto may_write = [&] { return blocks_.written < last && blocks_.written - seen.read < slots; };
+    const auto may_write = [&] {
+      return blocks_.written < last && blocks_.written - std::min(blocks_.read, seen.read) < slots;
+    };
     const auto may_read = [&] { return blocks_.read < std::min(blocks_.written, seen.written); };
     const int code = arrivals_->WaitUntil([&] {
       seen = arrivals_->See(other);
