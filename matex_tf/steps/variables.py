@@ -68,9 +68,10 @@ def _select_readable(variables: Iterable[Any]) -> list[Any]:
 
 
 def _read_value(variable: Any) -> np.ndarray:
+    """The value of a variable, without a copy if it is in host memory. Valid until the variable is assigned to."""
     inner = find_tf_variable(variable)
     with tf.device(inner.device):  # otherwise a variable in host memory is copied to a GPU and back
-        return np.asarray(inner.numpy())
+        return np.asarray(inner.read_value())
 
 
 class _Facts(NamedTuple):
@@ -85,8 +86,10 @@ class _Facts(NamedTuple):
 _NO_VARIABLE = _Facts("no such variable", "", (), 0)
 
 
-def find_differing(names: Sequence[str], values: Sequence[np.ndarray], what: str) -> list[int]:
+def find_differing(names: Sequence[str], values: Iterable[np.ndarray], what: str) -> list[int]:
     """The indices of the variables whose values differ between ranks. Collective.
+
+    values: taken one by one, so that an iterator need not hold all values at once.
 
     The list is empty if all ranks have the same values in another order: an optimizer creates its variables in the
     order of the script's list of weights, which may come from a set.
@@ -129,7 +132,7 @@ def synchronize_variables(variables: Iterable[Any], what: str, trained: Iterable
         return []
     chosen = _select_readable(variables)
     names = [find_name(variable) for variable in chosen]
-    changed = find_differing(names, [_read_value(variable) for variable in chosen], what)
+    changed = find_differing(names, map(_read_value, chosen), what)
     trained_ids = {id(find_tf_variable(variable)) for variable in trained}
     for index in changed:
         if id(find_tf_variable(chosen[index])) in trained_ids:
