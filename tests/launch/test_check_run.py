@@ -85,6 +85,37 @@ def test_what_differs_is_named(changes, what, verdict):
     assert {row.quantity: row.verdict for row in rows if row.verdict != "equal"} == ({what: verdict} if what else {})
 
 
+RECORDS = """
+import os
+import numpy as np
+
+folder = os.environ["MATEX_CHECK"].partition(":")[2]
+for rank, weights in enumerate(WEIGHTS):
+    arrays = {f"weight{index}": np.float32(weight) for index, weight in enumerate(weights)}
+    np.savez(os.path.join(folder, f"rank-{rank}.npz"), figures="[[0.5]]", **arrays)
+"""
+
+
+@pytest.mark.parametrize(
+    "weights, agree",
+    [
+        ([[1, 2], [1, 2]], True),
+        ([[1, 2], [1, 3]], False),
+        ([[1, 2], [1]], False),
+        ([[1], [1, 2]], False),
+        ([[0], [[0]]], False),  # another shape
+        ([[1, 2]], False),  # rank 1 has recorded nothing
+    ],
+)
+def test_ranks_agree_that_have_all_recorded_the_same_weights(tmp_path, weights, agree):
+    (tmp_path / "user").mkdir()
+    (tmp_path / "train.py").write_text(RECORDS.replace("WEIGHTS", repr(weights)))
+    command = [sys.executable], [str(tmp_path / "train.py")]
+    outcome = check_run.run_once(*command, "5", tmp_path / "run", tmp_path / "user", ranks=2)
+    assert outcome.code == 0 and outcome.agree == agree
+    assert outcome.figures == [[0.5]] and np.array_equal(outcome.weights, weights[0])
+
+
 def test_folders_of_which_there_is_no_copy_are_named():
     shared = outcome(shared=["data/images"])
     rows = check_run.compare_outcomes(shared, shared)
