@@ -71,7 +71,7 @@ def list_final_lines(text: str) -> list[str]:
 
 def compute_relative_difference(one: Sequence[float] | np.ndarray, other: Sequence[float] | np.ndarray) -> float:
     """The largest difference of two elements, relative to the larger of `one`'s largest magnitude and 1e-3."""
-    one, other = np.asarray(one, np.float64), np.asarray(other, np.float64)
+    one, other = np.asarray(one, np.complex128), np.asarray(other, np.complex128)  # both parts of complex weights
     if one.shape != other.shape:
         return np.inf
     if one.size == 0 or np.array_equal(one, other, equal_nan=True):
