@@ -156,3 +156,10 @@ def test_what_a_killed_rank_leaves_of_a_line_is_none(tmp_path):
     assert [one["t"] for one in recording.read_last(path)] == [1, 2]
     path.write_text('{"t":1,"up":1}\n{"t":2,"u\0\0\n{"t":3,"up":3}\n')
     assert [one["t"] for one in recording.read_samples(path, 100)] == [1, 3]
+
+
+@pytest.mark.parametrize("line", ["7", "[1]", "null", '{"up":2}', '{"t":"2"}', '{"t":2},{"t":3}', '{"t":2\n"up":3}'])
+def test_lines_that_are_no_samples_are_left_out(tmp_path, line):
+    path = tmp_path / "rank-0.jsonl"
+    path.write_text(f'{{"t":1,"up":1}}\n{line}\n{{"t":4,"up":4}}\n')
+    assert [one["t"] for one in recording.read_samples(path, 100)] == [1, 4]
