@@ -146,4 +146,4 @@ class Watch:
             is_running = child is not None and child.poll() is None
             if host.name not in self._answered and not is_running and now - started_at >= QUERY_INTERVAL:
                 queries = answering.ask_hosts([host], self._places.mpirun.path, self._places.first.options)
-                self._queries |= {name: (query, now) for name, query in queries.items()}
+                self._queries[host.name] = queries[host.name], now
