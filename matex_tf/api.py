@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from matex_tf import arguments
+from matex_tf import arguments, ops
 from matex_tf.sharding import shard_arrays
 from matex_tf.world import world
 
@@ -57,8 +57,6 @@ def allreduce(tensor_or_list: Any, op: str = "mean") -> Any:
         tf.errors.FailedPreconditionError: when run, on every rank: ranks disagree on shapes, dtypes or the place in the
             program.
     """
-    from matex_tf import ops
-
     return ops.allreduce(tensor_or_list, op=op)
 
 
@@ -75,8 +73,6 @@ def broadcast(tensor: Any, root: int = 0) -> Any:
     Raises:
         tf.errors.FailedPreconditionError: as `allreduce`.
     """
-    from matex_tf import ops
-
     return ops.broadcast(tensor, root=root)
 
 
@@ -92,15 +88,11 @@ def allgather(tensor: Any) -> Any:
     Raises:
         tf.errors.FailedPreconditionError: as `allreduce`.
     """
-    from matex_tf import ops
-
     return ops.allgather(tensor)
 
 
 def barrier() -> None:
     """Wait until all ranks have called it. Collective."""
-    from matex_tf import ops
-
     ops.barrier()
 
 

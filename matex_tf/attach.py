@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from matex_tf.resilience import run_state
 
 _is_attached = False
+_error: BaseException | None = None
+"""The error that ended the first call of `attach_runtime`."""
 
 
 def attach_runtime() -> None:
@@ -31,12 +33,25 @@ def attach_runtime() -> None:
     state (MATEX_STATE) or computes its batches in parts (MATEX_MICROBATCH), or a phantom, a process of `matex plan`,
     whose other ranks do not exist. `_attach_single` attaches any other single process, with or without a launcher.
 
-    A second call does nothing. An error before the ranks have joined ends the process, with a message of one line.
+    A second call does nothing, or raises the error of the first call again, so that no rank continues without hooks if
+    the script catches the error and imports matex_tf again. An error before the ranks have joined ends the process,
+    with a message of one line.
     """
-    global _is_attached
+    global _is_attached, _error
+    if _error is not None:
+        raise _error
     if _is_attached:
         return
     _is_attached = True
+    try:
+        _attach()
+    except BaseException as error:
+        _error = error
+        raise
+
+
+def _attach() -> None:
+    """See `attach_runtime`."""
     rank_records.note_launcher(os.environ)
     task_environment.note_launchers(os.environ)
     task = task_environment.find_task(os.environ)

@@ -24,6 +24,8 @@ from .interface import list_mapped_mpi_libraries
 _HASH_BLOCK_BYTES = 64 << 20
 _CHUNK_BYTES = {False: 1 << 20, True: 8 << 20}  # the default size of a transfer, by whether there are several nodes
 _COMMUNICATORS = ("sequence", "gradients", "overlapped")
+GRADIENTS = 1
+"""The kind of collectives that sum the gradients of an update (`count_completed`)."""
 _KINDS = 9  # kinds of collectives are numbers from 1 to 8 (`count_completed` names them); 0 is unused
 ALGORITHMS = ("auto", "mpi", "ring", "two_level")
 COMPRESSIONS = ("none", "bf16", "fp16", "topk")
@@ -212,7 +214,7 @@ def _has_engine() -> bool:
 
 
 def count_completed(kind: int) -> int:
-    """The number of completed collectives of `kind`: 1 gradients, 2 allreduce, 3 broadcast, 4 allgather, 5 barrier,
+    """The number of completed collectives of `kind`: 1 `GRADIENTS`, 2 allreduce, 3 broadcast, 4 allgather, 5 barrier,
     6 control, 7 exit; 8: rendezvous after a step had failed on some ranks. Always 0 with one rank.
     """
     return get_library().c.matex_count(kind) if _has_engine() else 0

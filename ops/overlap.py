@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from matex_tf import settings
+from matex_tf.thread_flag import ThreadFlag
 from matex_tf.world import world
 
 from .library import get_library
@@ -24,21 +25,8 @@ from .order import make_in_order
 _ANNOUNCE, _HAND_OVER = OP_TYPES = "MatexAnnounceUpdate", "MatexHandOverGradient"
 
 _state = threading.local()
-
-
-@contextlib.contextmanager
-def trace_for_xla() -> Iterator[None]:
-    """Within it, functions are traced for compilation by XLA, so updates are inline."""
-    _state.for_xla = getattr(_state, "for_xla", 0) + 1
-    try:
-        yield
-    finally:
-        _state.for_xla -= 1
-
-
-def is_for_xla() -> bool:
-    """Whether `trace_for_xla` is active in this thread."""
-    return getattr(_state, "for_xla", 0) > 0
+is_for_xla = ThreadFlag()
+"""Set while functions are traced for compilation by XLA: updates are then inline."""
 
 
 @contextlib.contextmanager
@@ -72,7 +60,7 @@ def is_chosen(tensors: Sequence[Any] | None = None) -> bool:
     # Code compiled by XLA cannot contain these ops. MPI must allow calls from several threads. The announcement needs
     # the shapes of the gradients before they are computed.
     has_known_shapes = all(tensor.shape.is_fully_defined() for tensor in tensors or ())
-    if is_for_xla() or not world.has_threads() or not has_known_shapes:
+    if is_for_xla or not world.has_threads() or not has_known_shapes:
         return False
     setting = settings.get_settings().overlap
     if setting != "auto":

@@ -36,8 +36,6 @@ from matex_tf.runtime import notes, objects
 from matex_tf.steps import events, pieces, report
 from matex_tf.world import world
 
-_GRADIENTS = 1  # the kind of collectives that sum the gradients of an update, see `ops.count_completed`
-
 TIMED = 8
 """Number of timed calls for each way. Only calls with an update count."""
 IGNORED = {False: 3, True: 16}
@@ -127,8 +125,8 @@ class Trial:
 
     def _read_clocks(self) -> tuple[float, float, int]:
         """The time (perf_counter), and the seconds and the number of all sums of gradients so far."""
-        count = ops.count_completed(_GRADIENTS)
-        return time.perf_counter(), ops.get_collective_seconds(_GRADIENTS), count
+        count = ops.count_completed(ops.GRADIENTS)
+        return time.perf_counter(), ops.get_collective_seconds(ops.GRADIENTS), count
 
     def begin_call(self) -> None:
         if not self.is_over:

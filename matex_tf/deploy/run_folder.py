@@ -119,8 +119,10 @@ def add_exit_code(job: Job, state: State) -> State:
 
 
 def _read_notes() -> Iterator[tuple[str, Job]]:
-    """The clusters and the jobs of all folders below `runs`."""
-    return (read_note(path.parent) for path in RUNS.glob(f"*/{NOTE}"))
+    """The clusters and the jobs of all folders below `runs` with a valid note: a full disk leaves incomplete ones."""
+    for path in RUNS.glob(f"*/{NOTE}"):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            yield read_note(path.parent)
 
 
 def find_folder(cluster: str, job_id: str) -> str:

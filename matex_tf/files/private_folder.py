@@ -64,8 +64,10 @@ class Limit:
 
     def __init__(self, folder: str):
         self._folder = folder
-        # Rank 0 has no private folder: on its host all other ranks together take at most half of what is free.
-        share = shutil.disk_usage(os.path.dirname(folder)).free // 2 // max(world.get_world().local_size - 1, 1)
+        me = world.get_world()
+        # All ranks of a host together take at most half of what is free. Rank 0 has no private folder, a phantom has.
+        folders = me.local_size - (me.node == 0 and not me.is_phantom)
+        share = shutil.disk_usage(os.path.dirname(folder)).free // 2 // max(folders, 1)
         self.max_bytes = settings.get_settings().files_bytes or share
         self._thread: threading.Thread | None = None
         self._stopped = threading.Event()

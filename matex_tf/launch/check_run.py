@@ -43,7 +43,7 @@ class Outcome:
     files: dict[str, int]  # written files: size in bytes by path
     figures: list[list[float]]  # loss and metrics of each training step
     weights: list[np.ndarray]  # of rank 0, after the last step
-    agree: bool  # the weights are the same on all ranks, bit for bit
+    agree: bool  # all ranks have recorded the same weights, bit for bit
     shared: Sequence[str] = ()  # the user's own folders, in which the run wrote directly
 
 
@@ -71,7 +71,7 @@ def list_final_lines(text: str) -> list[str]:
 
 def compute_relative_difference(one: Sequence[float] | np.ndarray, other: Sequence[float] | np.ndarray) -> float:
     """The largest difference of two elements, relative to the larger of `one`'s largest magnitude and 1e-3."""
-    one, other = np.asarray(one, np.float64), np.asarray(other, np.float64)
+    one, other = np.asarray(one, np.complex128), np.asarray(other, np.complex128)  # both parts of complex weights
     if one.shape != other.shape:
         return np.inf
     if one.size == 0 or np.array_equal(one, other, equal_nan=True):
@@ -112,11 +112,13 @@ def make_mirror(source: Path, target: Path, may_share: bool) -> Mirror:
 
 
 def run_once(
-    command: Sequence[str], target: Sequence[str], steps: str, folder: Path, source: Path, may_share: bool = False
-) -> Outcome:
-    """Run `target` by `command` in a mirror of `source` with the setting `check`. Its stderr goes to the terminal.
+    command: Sequence[str], target: Sequence[str], steps: str, folder: Path, source: Path, ranks: int = 1,
+    may_share: bool = False,
+) -> Outcome:  # fmt: skip
+    """Run `target` by `command`, which starts `ranks` ranks, in a mirror of `source` with the setting `check`.
 
-    `folder` is a new folder for the mirror, and for the files in which the ranks note their weights and figures.
+    `folder` is a new folder for the mirror, and for the files in which the ranks note their weights and figures. The
+    stderr of the run goes to the terminal.
 
     Raises click.UsageError, see `make_mirror`.
     """
@@ -138,16 +140,28 @@ def run_once(
         for name, (size, time_changed) in list_files(copy).items()
         if files_before.get(name) != (size, time_changed)
     }
-    ranks = [dict(np.load(file, allow_pickle=False)) for file in sorted(notes.glob("rank-*.npz"))]
-    figures = json.loads(str(ranks[0].pop("figures"))) if ranks else []
-    weights = [ranks[0][f"weight{index}"] for index in range(len(ranks[0]))] if ranks else []
-    ranks_agree = all(
-        rank[f"weight{index}"].tobytes() == weight.tobytes() for rank in ranks for index, weight in enumerate(weights)
-    )
+    records = [_read_record(file) for file in sorted(notes.glob("rank-*.npz"))]
+    figures, weights = records[0] if records else ([], [])
     return Outcome(
         code=ended.returncode, seconds=seconds, printed=list_final_lines(ended.stdout), files=files, figures=figures,
-        weights=weights, agree=ranks_agree, shared=[str(path) for path in mirror.folders],
+        weights=weights, agree=len(records) == ranks and all(_are_identical(weights, other) for _, other in records),
+        shared=[str(path) for path in mirror.folders],
     )  # fmt: skip
+
+
+def _read_record(file: Path) -> tuple[list[list[float]], list[np.ndarray]]:
+    """The figures and the weights in the file of a rank (`Recorder.store_steps`)."""
+    with np.load(file, allow_pickle=False) as arrays:
+        weights = [arrays[f"weight{index}"] for index in range(len(arrays.files) - 1)]
+        return json.loads(str(arrays["figures"])), weights
+
+
+def _are_identical(ours: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> bool:
+    """Whether two ranks have the same weights, bit for bit."""
+    return len(ours) == len(others) and all(
+        (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
+        for one, other in zip(ours, others)
+    )
 
 
 def compare_outcomes(alone: Outcome, together: Outcome) -> list[Row]:
@@ -232,9 +246,9 @@ def check_script(
     with tempfile.TemporaryDirectory(prefix="matex-check-", dir=parent) as temporary:
         outcomes = []
         folder = Path(temporary, "run")  # the same path for both runs, because a script may print it
-        for name, command in (("alone", alone), (f"on {ranks} ranks", together)):
+        for name, command, size in (("alone", alone, 1), (f"on {ranks} ranks", together, ranks)):
             print(f"matex: {steps} steps {name} ...", flush=True)
-            outcomes.append(run_once(command, target, str(steps), folder, Path.cwd(), may_share))
+            outcomes.append(run_once(command, target, str(steps), folder, Path.cwd(), size, may_share))
             folder.rename(Path(temporary, name))
             if name == "alone" and outcomes[0].code:
                 print(

@@ -244,7 +244,7 @@ def main(words: Sequence[str] | None = None) -> int:
         message = f"there is no option {error.option_name}{similar}"
     except click.ClickException as error:
         message = error.format_message()
-    except errors.BuildError as error:
+    except (errors.BuildError, errors.SettingError) as error:
         message = str(error)
     except KeyboardInterrupt:
         return process.compute_signal_exit_code({signal.SIGINT})

@@ -41,7 +41,7 @@ class Parsed(click.ParamType):
 
 def _is_count(text: str, largest: int) -> bool:
     """Whether `text` is a whole number from 1 to `largest`."""
-    return text.isascii() and text.isdigit() and 1 <= int(text) <= largest
+    return re.fullmatch(r"\d{1,10}", text, re.ASCII) is not None and 1 <= int(text) <= largest
 
 
 def make_count(things: str) -> Parsed:
@@ -60,7 +60,7 @@ def parse_ranks(text: str) -> list[int]:
     words = [word.strip() for word in text.split(",")]
     counts: list[int] = []
     for word, next_word in zip(words, [*words[1:], ""]):
-        if word == "..." and len(counts) >= 2 and next_word.isdigit():
+        if word == "..." and len(counts) >= 2 and _is_count(next_word, MAX_RANKS):
             counts += _continue_series(counts[-2], counts[-1], int(next_word))
         elif _is_count(word, MAX_RANKS):
             counts.append(int(word))

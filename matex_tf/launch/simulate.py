@@ -173,10 +173,10 @@ def _show_steps(plan: plan_file.Plan, ranks: Sequence[int], options: dict[str, A
             is_last = count == ranks[-1] and name == variants[-1][0]
             per_host = what_ifs.ranks_per_host or plan.ranks_per_host
             path = options["timeline"] if is_last else None  # the timeline shows the last row only
-            # `timeline` collects the events of the simulation, which calls `note` with each; both None without a path.
-            timeline, note = trace.open_trace(path, count, per_host)
+            timeline = trace.Trace(count, per_host) if path else None
             if timeline and what_ifs.servers is not None:
                 raise click.UsageError("--timeline shows ranks that sum: it has no parameter servers")
+            note = timeline.note_activity if timeline else None
             outcome = run.simulate_plan(plan, count, what_ifs, options["steps"], options["seed"], note)
             times = (outcome.step, outcome.compute, outcome.waiting, outcome.exposed)
             rate = f"{outcome.rows / outcome.step:.0f}"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -22,15 +24,27 @@ class Gpus:
         except ImportError:
             self.missing = "GPUs are not recorded: pip install nvidia-ml-py"
             return
-        self.use_driver(pynvml, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        self.use_driver(pynvml, os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("CUDA_DEVICE_ORDER", ""))
 
-    def use_driver(self, driver: Any, visible: str | None) -> None:
-        """Read the GPUs that `visible` names, by number or UUID, through `driver` (pynvml); None: all GPUs."""
+    def use_driver(self, driver: Any, visible: str | None, order: str = "") -> None:
+        """Read the GPUs that CUDA sees, through `driver` (pynvml).
+
+        `visible` and `order` are the values of CUDA_VISIBLE_DEVICES (None: not set, all GPUs) and CUDA_DEVICE_ORDER.
+        """
         try:
             driver.nvmlInit()
-            names = [name.strip() for name in visible.split(",")] if visible else range(driver.nvmlDeviceGetCount())
-            self._handles = [_find_handle(driver, name) for name in names]
-            self._driver = driver
+            handles = _list_handles(driver)
+            if visible is not None:
+                names = [name.strip() for name in visible.split(",")]
+                models = {driver.nvmlDeviceGetName(handle) for handle in handles}
+                if len(models) > 1 and order != "PCI_BUS_ID" and any(map(_is_number, names)):
+                    self.missing = (
+                        "GPUs are not recorded: of several models CUDA numbers the fastest first, and the driver does "
+                        "not. With CUDA_DEVICE_ORDER=PCI_BUS_ID their numbers are the same"
+                    )
+                    return
+                handles = _choose_handles(driver, handles, names)
+            self._handles, self._driver = handles, driver
         except driver.NVMLError as error:
             self.missing = f"GPUs are not recorded: {error}"
 
@@ -49,7 +63,33 @@ class Gpus:
         return {"gpu": sum(utilisations) / len(utilisations), "vram": sum(used_bytes)}
 
 
-def _find_handle(driver: Any, name: str | int) -> Any:
-    if str(name).isdigit():
-        return driver.nvmlDeviceGetHandleByIndex(int(name))
-    return driver.nvmlDeviceGetHandleByUUID(str(name))
+def _list_handles(driver: Any) -> list[Any]:
+    """The GPUs that this process may use, in the order of the PCI bus. The driver counts all GPUs of the host."""
+    handles = []
+    for number in range(driver.nvmlDeviceGetCount()):
+        with contextlib.suppress(driver.NVMLError_NoPermission):
+            handles.append(driver.nvmlDeviceGetHandleByIndex(number))
+    return handles
+
+
+def _is_number(name: str) -> bool:
+    return name.isascii() and name.isdigit()
+
+
+def _choose_handles(driver: Any, handles: Sequence[Any], names: Sequence[str]) -> list[Any]:
+    """The GPUs of `handles` with these names: numbers, UUIDs, or unique beginnings of UUIDs.
+
+    As CUDA does, it ignores an invalid name and all names after it.
+    """
+    chosen: list[Any] = []
+    for name in names:
+        if _is_number(name):
+            found = list(handles[int(name) : int(name) + 1])
+        elif name.startswith("MIG-"):  # a part of a GPU, which `handles` does not list
+            found = [driver.nvmlDeviceGetHandleByUUID(name)]
+        else:
+            found = [handle for handle in handles if name and driver.nvmlDeviceGetUUID(handle).startswith(name)]
+        if len(found) != 1:
+            break
+        chosen += found
+    return chosen

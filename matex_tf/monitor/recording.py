@@ -113,17 +113,24 @@ def _parse_lines(text: bytes) -> list[dict[str, Any]]:
     """The complete lines, without damaged ones."""
     lines = text[: text.rfind(b"\n") + 1].splitlines()
     try:
-        return list(json.loads(b"[" + b",".join(lines) + b"]"))  # the usual case, in half the time
+        parsed = json.loads(b"[" + b",".join(lines) + b"]")  # the usual case, in half the time
+        if len(parsed) == len(lines) and all(map(_is_line, parsed)):
+            return list(parsed)
     except ValueError:
-        return [parsed for line in lines if (parsed := _parse_line(line)) is not None]
+        pass
+    return [parsed_line for line in lines if _is_line(parsed_line := _parse_line(line))]
 
 
-def _parse_line(line: bytes) -> dict[str, Any] | None:
+def _parse_line(line: bytes) -> Any:
     try:
-        parsed = json.loads(line)
+        return json.loads(line)
     except ValueError:
         return None
-    return parsed if isinstance(parsed, dict) and "t" in parsed else None
+
+
+def _is_line(parsed: Any) -> bool:
+    """Whether `parsed` is a sample or an event: an object with a time."""
+    return isinstance(parsed, dict) and isinstance(parsed.get("t"), (int, float))
 
 
 def read_last(path: Path, count: int = 1) -> list[dict[str, Any]]:

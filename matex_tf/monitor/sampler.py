@@ -30,7 +30,6 @@ from matex_tf.thread_flag import starts_own
 from matex_tf.version import __version__
 from matex_tf.world import world
 
-_GRADIENTS = 1  # the kind, for `ops.count_completed`, of the sums of a step's gradients, which are called updates
 _WAITING_SECONDS = 1.0  # seconds at one place that count as waiting for another rank
 _END_SECONDS = 5.0  # seconds that a rank's end waits for the disk
 
@@ -168,7 +167,7 @@ class Recorder:
     def take_sample(self) -> dict[str, Any]:
         """A sample: docs/monitor.md describes its members."""
         line: dict[str, Any] = {**self.machine.take_sample(), **self.gpus.take_sample()}
-        line["up"], line["rows"] = ops.count_completed(_GRADIENTS), ops.count_global_rows()
+        line["up"], line["rows"] = ops.count_completed(ops.GRADIENTS), ops.count_global_rows()
         compute = waiting = sums = steps = 0
         for totals in records.read_totals():  # `exposed`: time that computation does not hide
             compute += totals.compute
@@ -194,7 +193,7 @@ class Recorder:
             except OSError as error:
                 _report_loss(error)
             else:
-                self.events.write_line(up=ops.count_completed(_GRADIENTS), **event)
+                self.events.write_line(up=ops.count_completed(ops.GRADIENTS), **event)
 
     def finish_recording(self) -> None:
         """Called at the end of the script. Collective."""

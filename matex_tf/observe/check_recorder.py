@@ -139,7 +139,11 @@ class Recorder:
             return
         self.is_stored = True
         figures = json.dumps(self.steps)
-        arrays: dict[str, Any] = {f"weight{index}": value for index, value in enumerate(self.weights)}
+        arrays: dict[str, Any] = {
+            # Files of NumPy have no bfloat16. Its values, and those of smaller dtypes, are exact in float32.
+            f"weight{index}": value.astype(np.float32) if value.dtype.kind == "V" else value
+            for index, value in enumerate(self.weights)
+        }
         with real_files.use_real_files():
             np.savez(os.path.join(self.folder, f"rank-{world.get_world().rank}.npz"), figures=figures, **arrays)
 

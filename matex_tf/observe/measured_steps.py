@@ -39,7 +39,6 @@ LIMIT = 300
 """Seconds after which a process is ended in any case, including imports and tracing."""
 _MAX_EVENTS = 1 << 18
 _MIN_SECONDS = 0.2  # of the measurement of cores
-_GRADIENTS = 1  # the kind of collective by which `ops.count_completed` counts updates: sums of a step's gradients
 _READY = records.ACTIVITIES.index("ready")  # the event that one gradient is ready
 _DATASET = "the dataset of an iterator"
 
@@ -115,7 +114,7 @@ class Measured:
         with real_files.use_real_files():
             while True:
                 time.sleep(0.02)
-                updates = ops.count_completed(_GRADIENTS)
+                updates = ops.count_completed(ops.GRADIENTS)
                 if updates == 0:
                     self.base_bytes = read_resident_bytes("VmRSS")
                 elif self._start is None:
@@ -154,7 +153,7 @@ class Measured:
                 np.savez(
                     file.with_suffix(".part.npz"),
                     events=events, labels=np.array(records.read_event_labels(), dtype=str),
-                    base=self.base_bytes, peak=read_resident_bytes("VmHWM"), updates=ops.count_completed(_GRADIENTS),
+                    base=self.base_bytes, peak=read_resident_bytes("VmHWM"), updates=ops.count_completed(ops.GRADIENTS),
                     has_tensorflow="tensorflow" in sys.modules, overlaps=bool(np.any(events["activity"] == _READY)),
                     update=json.dumps(self._describe_updates()), cores=self._count_cores(),
                     epoch=json.dumps(epochs.describe_epoch()), is_late=self._is_late,

@@ -91,7 +91,7 @@ class _PaddingExchanger:
         from matex_tf.ops import overlap
 
         padded = [Request("sum", self._pad(one.tensor)) if one.kind == "gather" else one for one in requests]
-        with overlap.trace_for_xla():
+        with overlap.is_for_xla.set():
             return list(self.exchanger.exchange(padded, batch_slice, labels, is_last, can_wait))
 
     def _pad(self, rows: Any) -> Any:

@@ -7,29 +7,20 @@ real ones (`files.overlay`). The library itself needs the real files.
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections.abc import Iterator
+
+from matex_tf.thread_flag import ThreadFlag
 
 PLACES_OF_FILES = "matex_places_of_files"
 """The name of the Python functions by which ranks other than 0 locate their files; rank 0 has none."""
 
 
-class _State(threading.local):
-    depth = 0
+_is_in_use = ThreadFlag()
 
 
-_state = _State()
-
-
-@contextlib.contextmanager
-def use_real_files() -> Iterator[None]:
+def use_real_files() -> contextlib.AbstractContextManager[None]:
     """Let this thread use the real files, on every rank, within the context."""
-    _state.depth += 1
-    try:
-        yield
-    finally:
-        _state.depth -= 1
+    return _is_in_use.set()
 
 
 def uses_real_files() -> bool:
-    return _state.depth > 0
+    return bool(_is_in_use)

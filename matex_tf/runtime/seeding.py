@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import pickle
 import random
 import secrets
 from typing import Any
@@ -15,7 +13,6 @@ import numpy as np
 
 from matex_tf.runtime import objects
 from matex_tf.runtime.hooks import Table, call_when_imported
-from matex_tf.world import world
 
 HOOKS = Table()
 
@@ -28,22 +25,17 @@ class _AgreedSeed(int):
 
 
 def agree_on_seeds(entropy: int | None = None) -> int:
-    """Copy the states of rank 0's Python and NumPy generators to all ranks, if they differ, and agree on the entropy of
-    TensorFlow's generators and of NumPy generators without a seed. Returns the entropy. Collective.
+    """Copy the states of rank 0's Python and NumPy generators to all ranks, and agree on the entropy of TensorFlow's
+    generators and of NumPy generators without a seed. Returns the entropy. Collective.
 
     Generators are as random as in the script alone.
 
     `entropy`: the entropy of a run that is resumed, which repeats its draws; None for a new run.
     """
-    python_state, numpy_state = random.getstate(), np.random.get_state()
-    digest = hashlib.sha256(pickle.dumps((python_state, numpy_state))).hexdigest()
-    if entropy is None:
-        entropy = secrets.randbits(128) if world.get_world().rank == 0 else 0
-    if len(set(objects.allgather(digest, "comparing the states of random generators"))) > 1:
-        states = objects.broadcast((python_state, numpy_state), "sending the states of rank 0")
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-    entropy = objects.broadcast(entropy, "sending the entropy of random generators")
+    own = (random.getstate(), np.random.get_state(), secrets.randbits(128) if entropy is None else entropy)
+    python_state, numpy_state, entropy = objects.broadcast(own, "sending the states of random generators")
+    random.setstate(python_state)
+    np.random.set_state(numpy_state)
     call_when_imported("tensorflow", lambda _: _seed_tensorflow(_AgreedSeed(entropy % (1 << 31))))
     _roots[:] = [np.random.SeedSequence(entropy)]
     HOOKS.install()

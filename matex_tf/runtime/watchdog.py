@@ -37,7 +37,6 @@ _ANSWER_SECONDS = 5.0  # seconds to wait for an answer
 _SUSPENDED_SECONDS = 5.0  # a check that is late by these seconds shows that the process was stopped
 _MAX_RANKS = 8  # maximum number of listed ranks
 _MAX_STACKS = 2  # maximum number of listed stacks
-_KIND_GRADIENTS = 1  # see `ops.count_completed`
 _PROMPT = ("at the prompt of an interactive session", math.inf)  # an activity, as in `_activities`
 
 SAVING_FACTOR = 10.0
@@ -219,7 +218,7 @@ class _Watch:
             number=waiting.number, waits_at=waiting.what, place=script_frames.describe_place(stack),
             doing="; ".join(what for what, _ in activities),
             has_excuse=any(time.monotonic() < until for _, until in activities),
-            updates=ops.count_completed(_KIND_GRADIENTS),
+            updates=ops.count_completed(ops.GRADIENTS),
             stack=(*script_frames.format_stack(stack), *thread_errors.describe().splitlines()),
         )  # fmt: skip
 
@@ -297,7 +296,7 @@ class _Watch:
         waiting = [rank for rank in self.ranks if rank not in late]
         names = ", ".join(f"rank {rank} ({hosts[rank]})" for rank in waiting[:_MAX_RANKS])
         names += f" and {len(waiting) - _MAX_RANKS} more" if len(waiting) > _MAX_RANKS else ""
-        updates = ops.count_completed(_KIND_GRADIENTS)
+        updates = ops.count_completed(ops.GRADIENTS)
         place = f"{stalled.what} (collective number {stalled.number}, after {updates} updates)"
         have = "have" if len(waiting) > 1 else "has"
         lines = [f"matex_tf: for {waited:.0f} s {names} {have} waited at {place} for:"]
@@ -319,7 +318,7 @@ class _Watch:
         """The message if no rank is late: ranks wait for one another, or a transfer of all ranks takes this long."""
         hosts = self.me.hosts
         reasons = "for one another, because their code has diverged, or for a transfer that takes this long"
-        after = f"after {ops.count_completed(_KIND_GRADIENTS)} updates"
+        after = f"after {ops.count_completed(ops.GRADIENTS)} updates"
         lines = [f"matex_tf: all ranks have waited for up to {waited:.0f} s, {after}: {reasons}:"]
         for rank in self.ranks[:_MAX_RANKS]:
             answer = stalled.answers[rank]

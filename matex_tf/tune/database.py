@@ -196,15 +196,9 @@ class Database:
     @contextmanager
     def _open_transaction(self) -> Iterator[None]:
         """Context whose statements are all written, or none after an exception."""
-        with self._translate_errors():
+        with self._translate_errors(), self._file:
             self._file.execute("begin immediate")
-            try:
-                yield
-                self._file.execute("commit")
-            except BaseException:
-                if self._file.in_transaction:
-                    self._file.execute("rollback")
-                raise
+            yield
 
     @contextmanager
     def _translate_errors(self) -> Iterator[None]:

@@ -229,6 +229,7 @@ class SearchLoop:
         """Record the outcome of a trial that has ended by itself, or pauses at a rung."""
         record = self._starter.end_trial(running, outcome)
         if record.state == PAUSED and record.value is None:  # the starter has removed the rungs: continue at once
+            forget_job(self._get_folder(record))
             self._to_start.append(replace(record, state=RUNNING))
             return
         self._database.update_trial(self._search.id, record)

@@ -85,6 +85,7 @@ def create_search(target: Sequence[str], space: str, settings: Settings, databas
     if settings.slurm is not None:
         check_commands()
     path = Path(database) if database else find_default_path()
+    is_new = not folder or not Path(folder).exists()
     search_folder = _make_folder(target, folder)
     try:
         database_file = Database(path)
@@ -93,7 +94,8 @@ def create_search(target: Sequence[str], space: str, settings: Settings, databas
         )
         database_file.close()
     except DatabaseError:
-        search_folder.rmdir()
+        if is_new:
+            search_folder.rmdir()
         raise
     (search_folder / NOTE).write_text(json.dumps({"database": str(path.absolute()), "search": search_row.id}) + "\n")
     return search_folder

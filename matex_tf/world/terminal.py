@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import os
+import shutil
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -147,10 +148,10 @@ def print_text() -> None:
     flush_text()
     launcher_streams = {_OUTPUT: _launcher_output, _ERRORS: get_descriptor()}
     for stream, text in _texts.items():
-        with open(f"/proc/self/fd/{text.file}", "rb", buffering=0) as file:
-            file.seek(text.begin)
-            while data := file.read(1 << 16):
-                _write_all(launcher_streams[stream], data)
+        reader, writer = f"/proc/self/fd/{text.file}", launcher_streams[stream]
+        with open(reader, "rb") as source, open(writer, "wb", closefd=False) as printed:
+            source.seek(text.begin)
+            shutil.copyfileobj(source, printed)
         for descriptor in _list_descriptors(text.file):
             # A copy that the script has made of the descriptor gets the stream whose text the file has stored.
             target = launcher_streams[descriptor if descriptor in launcher_streams else stream]
@@ -161,12 +162,6 @@ def print_text() -> None:
 def list_stored_files() -> list[os.stat_result]:
     """The states of the files with stored text."""
     return [os.fstat(text.file) for text in _texts.values()]
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
-    """Write all of `data`: a call of `os.write` may write only a part."""
-    while data:
-        data = data[os.write(descriptor, data) :]
 
 
 def _list_descriptors(file: int) -> list[int]:

@@ -72,7 +72,7 @@ def _find_obstacle() -> str:
 def replaces_inline(checked: bool) -> bool:
     """Whether an inline update is reduced on the device. `checked`: its gradients are checked for finite values."""
     # The check reads gradients in the host's memory, and XLA has no kernel for the op.
-    return _is_agreed and not checked and not overlap.is_for_xla()
+    return _is_agreed and not checked and not overlap.is_for_xla
 
 
 def reduce_on_device(tensors: Sequence[Any], names: Sequence[str], weight: Any, place: str) -> list[Any]:

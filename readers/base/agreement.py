@@ -5,19 +5,19 @@ A failed rank sends the other ranks a message. They look for it between the bloc
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from matex_tf.readers.base.formats import ReaderError
 from matex_tf.runtime import objects
+from matex_tf.thread_flag import ThreadFlag
 from matex_tf.world import world
 
 Result = TypeVar("Result")
 _FAILURE_TAG = 7  # of messages from a rank that has failed
-# `is_watching`: whether this thread runs an action of all ranks. Threads that read while a dataset is iterated do not
-# watch: there each rank reads by itself.
-_state = threading.local()
+_is_watching = ThreadFlag()
+"""Set in a thread that runs an action of all ranks; not in threads that read while a dataset is iterated, because there
+each rank reads by itself."""
 
 
 class FailedElsewhere(Exception):
@@ -68,17 +68,15 @@ class Together:
 def _run_on_all_ranks(action: Callable[[], Result], what: str, share: Callable[[Result], Any]) -> tuple[Result, Any]:
     """Return the result of `action()`, and the list of `share(result)` of all ranks."""
     result, error, shared, failure, requests = None, None, None, "", []
-    _state.is_watching = world.is_active()
     try:
-        result = action()
-        shared = share(result)
+        with _is_watching.set(world.is_active()):
+            result = action()
+            shared = share(result)
     except FailedElsewhere:
         pass  # the failed rank reports its error below
     except Exception as raised:  # after any exception the other ranks must be told
         error, failure = raised, f"{type(raised).__name__}: {raised}"
         requests = _notify_others()
-    finally:
-        _state.is_watching = False
     # `what` may contain a path of this rank; the name of the collective must be the same on all ranks.
     reports = objects.allgather((failure, shared), "agreeing on what a DataSet has opened or read")
     failures = {rank: text for rank, (text, _) in enumerate(reports) if text}
@@ -92,7 +90,7 @@ def _run_on_all_ranks(action: Callable[[], Result], what: str, share: Callable[[
 
 def stop_if_others_failed() -> None:
     """Called between the blocks of a long read: raises FailedElsewhere if another rank has failed."""
-    if getattr(_state, "is_watching", False) and world.get_communicator("readers").Iprobe(tag=_FAILURE_TAG):
+    if _is_watching and world.get_communicator("readers").Iprobe(tag=_FAILURE_TAG):
         raise FailedElsewhere
 
 

@@ -352,6 +352,8 @@ def test_a_job_that_has_a_folder_here_is_found_by_its_name(fakes, queue, tmp_pat
     folder = run_folder.make_folder("a")
     run_folder.write_note(folder, queue, "77")
     (folder / run_folder.EXIT_CODE).write_text("9\n")
+    for note in ("", "[]", "{}"):  # a full disk has left them
+        (run_folder.make_folder("damaged") / run_folder.NOTE).write_text(note)
     fakes.add(*UNKNOWN[queue])
     assert cli.main(["follow", "77"]) == 9
     assert "77 ENDED, exit code 9" in capsys.readouterr().err

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from matex_tf.deploy import options, run_folder, slurm
+from matex_tf.deploy import options, run_folder, shell_text, slurm
 from matex_tf.launch import cli
 
 SCRIPT = """\
@@ -46,8 +46,9 @@ export MATEX_RECORD="$run_folder"
 rm -f "$run_folder/exit-code"
 matex run --restarts 3 -n 8 --elastic train.py --epochs 90 & child=$!
 [ "$asked" != early ] || kill -USR1 $child
+set +o posix; wait $child
+while kill -0 $child 2> /dev/null; do wait $child; done
 wait $child; code=$?
-while kill -0 $child 2> /dev/null; do wait $child; code=$?; done
 [ -z "$asked" ] || [ $code -ne 138 ] || code=75
 cd "$submit_folder"
 if [ $code -eq 75 ]; then
@@ -70,6 +71,17 @@ WORDS = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",
 
 
 pytestmark = pytest.mark.usefixtures("nothing_of_this_user")
+
+
+@pytest.mark.parametrize("environment", [{}, {"POSIXLY_CORRECT": "1"}])
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_run_that_ends_as_it_is_warned_has_its_own_exit_code(tmp_path, code, environment):
+    # Between the signal and the next `wait` of the script, the run ends.
+    slow_kill = 'kill() { sleep 0.3; builtin kill "$@"; }\n'
+    command = f"bash -c 'trap \"exit {code}\" USR1; kill -USR1 $PPID; while :; do sleep 0.01; done'"
+    text = shell_text.format_script("", str(tmp_path), slow_kill, command, "")
+    ended = subprocess.run(["bash", "-c", text], cwd=tmp_path, env={**os.environ, **environment}, timeout=20)
+    assert ended.returncode == code and (tmp_path / "exit-code").read_text() == f"{code}\n"
 
 
 def test_the_script_of_a_job():

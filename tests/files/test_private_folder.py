@@ -1,12 +1,14 @@
 """Where a rank keeps its own files, how many bytes of them there may be, and that what is known of places holds."""
 
 import os
+import shutil
 
 import pytest
 
 import launch
 from matex_tf import settings
 from matex_tf.files import private_folder
+from matex_tf.world import world
 
 FULL = """
 import os, sys, time
@@ -34,6 +36,22 @@ def test_more_bytes_than_there_may_be_end_the_job(tmp_path):
     assert f"The largest is {tmp_path}/large.bin (" in told[0], told
     assert f"in a private folder, {tmp_path}/own/matex_tf-files-" in told[0], told
     assert (tmp_path / "small.npy").is_file() and not (tmp_path / "large.bin").exists()
+
+
+@pytest.mark.parametrize(
+    "me, folders",
+    [
+        (world.World(rank=2, size=7, local_size=3, nodes=[0, 0, 0, 3, 3, 3, 6]), 2),
+        (world.World(rank=3, size=7, local_size=3, nodes=[0, 0, 0, 3, 3, 3, 6]), 3),
+        (world.World(rank=6, size=7, local_size=1, nodes=[0, 0, 0, 3, 3, 3, 6]), 1),
+        (world.World(rank=0, size=64, local_size=2, nodes=[0] * 64, is_phantom=True), 2),
+    ],
+)
+def test_private_folders_of_a_host_share_half_of_the_free_space(monkeypatch, me, folders):
+    monkeypatch.setattr(private_folder.world, "get_world", lambda: me)
+    monkeypatch.setattr(private_folder.settings, "get_settings", lambda: settings.Settings({}))
+    monkeypatch.setattr(private_folder.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(100, 40, 60))
+    assert private_folder.Limit("/disk/own").max_bytes == 30 // folders
 
 
 def test_files_do_not_lie_in_memory(monkeypatch, tmp_path):

@@ -129,6 +129,23 @@ def test_a_host_that_is_lost_and_no_longer_named_takes_its_ranks_along(tmp_path,
     assert code == 0 and starts == [f"--hostfile hosts -n {ranks} train.py" for ranks in (4, 2)], said
 
 
+def test_a_host_that_is_listed_again_has_to_answer_again(tmp_path, monkeypatch, capfd):
+    (tmp_path / "hosts").write_text("localhost slots=4\n")
+    (tmp_path / "back").touch()
+    end = written(
+        TRAIN,
+        "echo b slots=2 >> hosts",
+        OFFERED.format('"ranks": 6,'),
+        "rm back; echo localhost slots=4 > hosts",
+        OFFERED.format('"ranks": 4,'),
+        "echo b slots=2 >> hosts; sleep 0.5",
+        """grep -q '"ranks": 4,' "$MATEX_PROOF/offer" || exit 1""",
+        END,
+    )
+    code, said, starts = started(tmp_path, monkeypatch, capfd, [end], options=["--hostfile", "hosts"], follows=True)
+    assert code == 0 and len(starts) == 1, said
+
+
 def test_other_hosts_are_used_only_where_ranks_have_left_for_them(tmp_path, monkeypatch, capfd):
     (tmp_path / "hosts").write_text("localhost slots=4\n")
     ends = [

@@ -9,12 +9,14 @@ import sys
 from pathlib import Path
 
 import click
+import ml_dtypes
 import numpy as np
 import pytest
 
 import launch
 from matex_tf.files import mirror
 from matex_tf.launch import check_run, cli, run_options
+from matex_tf.observe import check_recorder
 from matex_tf.ops import cache
 from matex_tf.world import mpirun_options
 
@@ -83,6 +85,51 @@ def outcome(**changes):
 def test_what_differs_is_named(changes, what, verdict):
     rows = check_run.compare_outcomes(outcome(), outcome(**changes))
     assert {row.quantity: row.verdict for row in rows if row.verdict != "equal"} == ({what: verdict} if what else {})
+
+
+RECORDS = """
+import os
+import numpy as np
+
+folder = os.environ["MATEX_CHECK"].partition(":")[2]
+for rank, weights in enumerate(WEIGHTS):
+    arrays = {f"weight{index}": np.float32(weight) for index, weight in enumerate(weights)}
+    np.savez(os.path.join(folder, f"rank-{rank}.npz"), figures="[[0.5]]", **arrays)
+"""
+
+
+@pytest.mark.parametrize(
+    "weights, agree",
+    [
+        ([[1, 2], [1, 2]], True),
+        ([[1, 2], [1, 3]], False),
+        ([[1, 2], [1]], False),
+        ([[1], [1, 2]], False),
+        ([[0], [[0]]], False),  # another shape
+        ([[1, 2]], False),  # rank 1 has recorded nothing
+    ],
+)
+def test_ranks_agree_that_have_all_recorded_the_same_weights(tmp_path, weights, agree):
+    (tmp_path / "user").mkdir()
+    (tmp_path / "train.py").write_text(RECORDS.replace("WEIGHTS", repr(weights)))
+    command = [sys.executable], [str(tmp_path / "train.py")]
+    outcome = check_run.run_once(*command, "5", tmp_path / "run", tmp_path / "user", ranks=2)
+    assert outcome.code == 0 and outcome.agree == agree
+    assert outcome.figures == [[0.5]] and np.array_equal(outcome.weights, weights[0])
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16, np.float32, np.complex64])
+def test_weights_of_any_dtype_are_compared(tmp_path, dtype):
+    for name, factor in (("one", 1), ("other", 1 + 1j if dtype is np.complex64 else 1.125)):
+        recorder = check_recorder.Recorder(1, str(tmp_path / name))
+        (tmp_path / name).mkdir()
+        recorder.steps, recorder.weights = [[0.5]], [np.array([1, 2], dtype), np.array([1 * factor], dtype)]
+        recorder.store_steps()
+    one, other = (
+        outcome(weights=check_run._read_record(tmp_path / name / "rank-0.npz")[1]) for name in ("one", "other")
+    )
+    verdicts = [check_run.compare_outcomes(one, compared)[3].verdict for compared in (one, other)]
+    assert verdicts == ["equal", "differs"]
 
 
 def test_folders_of_which_there_is_no_copy_are_named():

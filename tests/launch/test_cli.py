@@ -149,6 +149,15 @@ def test_settings_are_listed_with_where_they_come_from(capsys, monkeypatch):
     assert "MATEX_OVERLAP='perhaps': expected one of auto, on, off" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["plan", "build"])
+def test_a_wrong_setting_is_no_traceback(tmp_path, command, capsys, monkeypatch):
+    monkeypatch.setenv("MATEX_SCALING", "stronk")
+    monkeypatch.setattr(settings, "_current", None)
+    (tmp_path / "a.py").touch()
+    assert cli.main([command, *([str(tmp_path / "a.py")] if command == "plan" else [])]) == 2
+    assert capsys.readouterr().err.startswith("matex: MATEX_SCALING='stronk': expected one of strong, weak")
+
+
 def test_dry_run_prints_a_line_that_can_be_pasted(tmp_path):
     script = tmp_path / "my script.py"
     script.write_text(

@@ -121,6 +121,8 @@ def test_hosts_of_a_command_line(options, expected):
 def test_hosts_of_a_file(tmp_path):
     (tmp_path / "hosts").write_text("# ours\na slots=2\nb:2\n\nc  slots = 4  # large\n")
     assert host_lists.list_hosts(["--hostfile", str(tmp_path / "hosts")], {}) == HOSTS
+    (tmp_path / "hosts").write_text("a max-slots=8 slots=2\nb max_slots=2\nc slots=4 max_slots=8\n")
+    assert host_lists.list_hosts(["--hostfile", str(tmp_path / "hosts")], {}) == HOSTS
 
 
 def test_hosts_of_an_allocation(tmp_path, monkeypatch):

@@ -118,12 +118,10 @@ def test_the_minibatch_of_htc_is_that_of_its_program(capsys):
     assert htc.parse_architecture(small).dense == (14 * 14 * 128, 10)
 
 
-def test_the_example_of_the_docs_is_what_the_command_prints(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "100")
-    assert cli.main(["simulate", "--minibatch", "--memory", "2GiB"]) == 0
-    lines = [f"    {line}".rstrip() for line in capsys.readouterr().out.splitlines()]
-    page = Path(__file__).parents[2] / "docs" / "planner.md"
-    assert "\n".join(["    matex simulate --minibatch --memory 2GiB", "", *lines, ""]) in page.read_text()
+def test_the_example_of_the_docs_suggests_a_batch(capsys):
+    command = "matex simulate --minibatch --memory 2GiB"
+    assert f"    {command}\n" in (Path(__file__).parents[2] / "docs" / "planner.md").read_text()
+    assert cli.main(command.split()[1:]) == 0 and "suggested: 128 rows" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

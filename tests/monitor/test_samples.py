@@ -75,27 +75,35 @@ def test_what_a_process_has_read_counts_wherever_it_lay_and_its_samples_do_not(t
 
 
 class FakeDriver:
-    """As pynvml answers, of two GPUs."""
+    """As pynvml answers, of three GPUs; the process may not use those in `closed`."""
 
     NVMLError = RuntimeError
+    NVMLError_NoPermission = PermissionError
+    UUIDS = ["GPU-5a00", "GPU-5b01", "GPU-6c02"]
 
-    def __init__(self):
-        self.works = True
-        self.asked = []
+    def __init__(self, models=("A", "A", "A"), closed=()):
+        self.works, self.models, self.closed = True, models, closed
 
     def nvmlInit(self):
         pass
 
     def nvmlDeviceGetCount(self):
-        return 2
+        return len(self.UUIDS)
 
     def nvmlDeviceGetHandleByIndex(self, number):
-        self.asked.append(number)
+        if number in self.closed:
+            raise self.NVMLError_NoPermission
         return number
 
     def nvmlDeviceGetHandleByUUID(self, name):
-        self.asked.append(name)
-        return 1
+        assert name == "MIG-1"
+        return 9
+
+    def nvmlDeviceGetUUID(self, handle):
+        return self.UUIDS[handle]
+
+    def nvmlDeviceGetName(self, handle):
+        return self.models[handle]
 
     def nvmlDeviceGetUtilizationRates(self, handle):
         if not self.works:
@@ -103,23 +111,50 @@ class FakeDriver:
         return types.SimpleNamespace(gpu=40 + 20 * handle)
 
     def nvmlDeviceGetMemoryInfo(self, handle):
-        return types.SimpleNamespace(used=1000 * (handle + 1))
+        return types.SimpleNamespace(used=10**handle)
 
 
 @pytest.mark.parametrize(
-    "visible, asked, figures",
+    "visible, closed, vram",
     [
-        (None, [0, 1], {"gpu": 50.0, "vram": 3000}),
-        ("1", [1], {"gpu": 60.0, "vram": 2000}),
-        ("GPU-5a, 0", ["GPU-5a", 0], {"gpu": 50.0, "vram": 3000}),
+        (None, (), 111),
+        (None, (0,), 110),
+        ("1", (), 10),
+        ("1", (0,), 100),  # CUDA numbers those that the process may use
+        ("GPU-6c02, 0", (), 101),
+        ("GPU-5b,GPU-6", (), 110),
+        ("MIG-1", (), 10**9),
+        # CUDA ignores an invalid name, and all names after it.
+        ("0,-1,2", (), 1),
+        ("2,3,0", (), 100),
+        ("2,GPU-5,0", (), 100),
+        ("2,GPU-7,0", (), 100),
+        ("1,,0", (), 10),
+        ("x,0", (), None),
     ],
 )
-def test_gpus_are_those_that_the_process_sees(visible, asked, figures):
-    driver, gpus = FakeDriver(), Gpus()
+def test_gpus_are_those_that_the_process_sees(visible, closed, vram):
+    driver, gpus = FakeDriver(closed=closed), Gpus()
     gpus.use_driver(driver, visible)
-    assert gpus.take_sample() == figures and driver.asked == asked
+    assert gpus.take_sample().get("vram") == vram and not gpus.missing
     driver.works = False
     assert gpus.take_sample() == {}
+
+
+def test_use_of_gpus_is_the_mean():
+    gpus = Gpus()
+    gpus.use_driver(FakeDriver(), "0,1")
+    assert gpus.take_sample() == {"gpu": 50.0, "vram": 11}
+
+
+@pytest.mark.parametrize(
+    "visible, order, vram", [("1", "", None), ("1", "PCI_BUS_ID", 10), ("GPU-5b", "", 10), (None, "", 111)]
+)
+def test_numbers_of_different_gpus_are_read_only_if_cuda_numbers_them_as_the_driver(visible, order, vram):
+    gpus = Gpus()
+    gpus.use_driver(FakeDriver(models=("A", "B", "A")), visible, order)
+    assert gpus.take_sample().get("vram") == vram
+    assert ("CUDA_DEVICE_ORDER=PCI_BUS_ID" in gpus.missing) == (vram is None)
 
 
 def test_a_file_has_one_writer(tmp_path):
@@ -156,3 +191,10 @@ def test_what_a_killed_rank_leaves_of_a_line_is_none(tmp_path):
     assert [one["t"] for one in recording.read_last(path)] == [1, 2]
     path.write_text('{"t":1,"up":1}\n{"t":2,"u\0\0\n{"t":3,"up":3}\n')
     assert [one["t"] for one in recording.read_samples(path, 100)] == [1, 3]
+
+
+@pytest.mark.parametrize("line", ["7", "[1]", "null", '{"up":2}', '{"t":"2"}', '{"t":2},{"t":3}', '{"t":2\n"up":3}'])
+def test_lines_that_are_no_samples_are_left_out(tmp_path, line):
+    path = tmp_path / "rank-0.jsonl"
+    path.write_text(f'{{"t":1,"up":1}}\n{line}\n{{"t":4,"up":4}}\n')
+    assert [one["t"] for one in recording.read_samples(path, 100)] == [1, 4]

@@ -18,7 +18,7 @@ PAGE = DOCS / "papers.md"
 sys.path.insert(0, str(DOCS / "figures"))
 
 import papers_page  # noqa: E402
-from papers import comparisons, gadei, htc_gpus, ibatch_speedups, matex, networks  # noqa: E402
+from papers import comparisons, gadei, htc_gpus, htc_memory, ibatch_speedups, matex, networks  # noqa: E402
 
 
 def test_the_page_is_what_the_models_give():
@@ -105,13 +105,13 @@ def test_htc_lemmas_are_as_printed_and_turn_around():
 
 
 def test_htc_memory():
-    printed, mended = htc.memory_printed(htc.ALEXNET, 128), htc.memory(htc.ALEXNET, 128)
+    printed, mended = htc.memory_printed(htc.ALEXNET, 128), htc_memory.memory(htc.ALEXNET, 128)
     shapes = htc.shapes(htc.ALEXNET)
     assert [shape.width for shape in shapes] == [224, 55, 27, 27, 13, 13, 13, 13, 6] and shapes[-1].size == 9216
     assert printed.left(2.0**34) - printed.left(2.0**33) == 2.0**33
     assert htc.memory_printed(htc.ALEXNET, 256).classifier == printed.classifier, "equation 4 as printed knows no rows"
-    assert htc.memory(htc.ALEXNET, 256).classifier > mended.classifier
-    slots = htc.memory(htc.ALEXNET, 128, slots=2)
+    assert htc_memory.memory(htc.ALEXNET, 256).classifier > mended.classifier
+    slots = htc_memory.memory(htc.ALEXNET, 128, slots=2)
     more = slots.parameters + slots.classifier - mended.parameters - mended.classifier
     assert more == 4 * 2 * sum(networks.ALEXNET_LAYERS.values()), "two slots of each parameter"
 

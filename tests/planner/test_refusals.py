@@ -40,6 +40,7 @@ def here(tmp_path, monkeypatch):
     [
         ("--json nowhere/plan.json train.py", "--json cannot write nowhere/plan.json: there is no folder"),
         ("--json folder train.py", "--json cannot write folder: that is a folder"),
+        ("--json . train.py", "--json cannot write .: that is a folder"),
         ("--json train.py/plan.json train.py", "there is no folder"),
         ("--json train.py train.py", "--json would write train.py, an input file"),
         ("--chart nowhere/plan.svg train.py", "--chart cannot write"),

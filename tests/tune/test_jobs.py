@@ -59,8 +59,9 @@ cd "$run_folder/place" || exit 78
 rm -f "$run_folder/exit-code"
 matex run --restarts 3 -n 2 train.py --lr=0.1 & child=$!
 [ "$asked" != early ] || kill -USR1 $child
+set +o posix; wait $child
+while kill -0 $child 2> /dev/null; do wait $child; done
 wait $child; code=$?
-while kill -0 $child 2> /dev/null; do wait $child; code=$?; done
 [ -z "$asked" ] || [ $code -ne 138 ] || code=75
 cd "$submit_folder"
 echo $code > "$run_folder/exit-code"
@@ -121,6 +122,17 @@ def test_a_search_by_jobs_is_that_of_here(cluster, monkeypatch, capfd):
     assert f"#SBATCH --job-name=train-{best.number}\n" in script
     jobs = sum(call.startswith("sbatch") for call in cluster.calls)
     assert jobs == sum(max(len(one.rungs), 1) + (one.state == "done") for one in all_of)
+
+
+def test_jobs_of_which_nothing_is_known_at_a_rung_run_to_their_ends(cluster, monkeypatch):
+    found, find = [], job_trial.Jobs.find_trial
+    monkeypatch.setattr(job_trial.Jobs, "find_trial", lambda *given: found.append(find(*given)) or found[-1])
+    Path("train.py").write_text(PLAYS.replace('"val_loss":', '"val_loss" if epoch > 4 else "loss":'))
+    Path("space.yaml").write_text("search:\n  --x: {float: [0, 0.8]}\n")
+    assert cli.main(["tune", *WORDS, "--trials", "2", "--parallel", "2", "train.py"]) == 0
+    assert [(one.state, made(one.number)) for one in records()] == [("done", list(range(1, 10)))] * 2
+    assert sum(call.startswith("sbatch") for call in cluster.calls) == 4, "each ended at the first rung, and went on"
+    assert found == [None] * 4, "an ended job is not taken for one that runs"
 
 
 def start(*words, **environment):

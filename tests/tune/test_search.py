@@ -200,6 +200,19 @@ def test_two_cannot_go_on_with_one_search():
     assert child.returncode == 143
 
 
+@pytest.mark.parametrize("folder", ["", "new", "mine"])
+def test_a_database_that_cannot_be_opened_leaves_the_folders_as_they_were(folder):
+    Path("mine").mkdir()
+    Path("runs").mkdir()
+    Path("x.db").mkdir()
+    before = sorted(Path().rglob("*"))
+    with pytest.raises(DatabaseError):
+        setup.create_search(
+            ["train.py"], fakes.SPACE, Settings(source=os.getcwd(), name="space.yaml"), "x.db", folder
+        )  # fmt: skip
+    assert sorted(Path().rglob("*")) == before
+
+
 REFUSES = "import sys\nprint('usage: train.py [--lr LR]')\nsys.exit('error: unrecognized arguments: ' + sys.argv[1])\n"
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from papers import gadei_figures, htc_gpus, ibatch_speedups, matex, networks
+from papers import gadei_figures, htc_gpus, htc_memory, ibatch_speedups, matex, networks
 from papers.figure import CALCULATED, FITTED, PREDICTED, UNEXPLAINED, Figure, format_list
 
 from matex_tf.planner import queueing
@@ -94,10 +94,10 @@ def compare_htc() -> Iterator[Figure]:
         format_list(calculated, ".2f"), FITTED,
         f"the paper has no formula; the form was searched for; within {max_error:.1%}",
     )  # fmt: skip
-    as_printed, corrected = htc.memory_printed(htc.ALEXNET, 128), htc.memory(htc.ALEXNET, 128)
+    as_printed, corrected = htc.memory_printed(htc.ALEXNET, 128), htc_memory.memory(htc.ALEXNET, 128)
     yield Figure(
         "3.1.3, eq. 2 to 4", "MiB of features, parameters, classifier; AlexNet, 128 rows", "",
-        f"{_format_mib(as_printed)}; mended {_format_mib(corrected)}", CALCULATED, "; ".join(htc.MISTAKES),
+        f"{_format_mib(as_printed)}; mended {_format_mib(corrected)}", CALCULATED, "; ".join(htc_memory.MISTAKES),
     )  # fmt: skip
     peaks = [_find_peak_batch(gibibytes) for gibibytes in (1.5, 2, 3)]
     yield Figure(

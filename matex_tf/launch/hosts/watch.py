@@ -132,7 +132,9 @@ class Watch:
         A query is a process that succeeds if it reaches the host. It is ended after `answering.SECONDS`, and repeated
         `QUERY_INTERVAL` after its start. This host needs no query.
         """
-        self._answered &= {host.name for host in self._listed}  # a host that is listed again is queried again
+        listed = {host.name for host in self._listed}
+        self._answered &= listed  # a host that is listed again is queried again
+        answering.end_children(self._queries.pop(name)[0] for name in self._queries.keys() - listed)
         absent = [host for host in self._listed if host.name not in self._answered]
         self._answered |= {host.name for host in absent if host_lists.is_here(host)}
         for host in absent:

@@ -49,7 +49,7 @@ def check_options(values: dict[str, Any], given_options: dict[str, str], script:
 
 def name_results(plan_path: Path) -> Path:
     """The file of the predictions, next to the plan: plan.predictions.json for plan.json."""
-    return plan_path.with_name(f"{plan_path.stem}.predictions{plan_path.suffix}")
+    return plan_path.parent / f"{plan_path.stem}.predictions{plan_path.suffix}"
 
 
 def _check_files(values: dict[str, Any], script: Sequence[str]) -> None:

@@ -22,15 +22,6 @@ FORM = "WIDTHxHEIGHTxDEPTH, then conv:EXTENT/STRIDE+PADDING:FILTERS and pool:EXT
 _ENTRY = re.compile(r"(\d+)x(\d+)x(\d+)")
 _LAYER = re.compile(r"(conv|pool):(\d+)(?:/(\d+))?(?:\+(\d+))?(?::(\d+))?")
 _DENSE = re.compile(r"dense:(\d+(?:,\d+)*)")
-MISTAKES = (
-    "equation 4 counts the outputs of dense layers once, not for each row of the batch",
-    "equation 4 counts one bias for each dense layer, not for each neuron",
-    "the gradients of activations are not counted",
-    "the optimizer's slots are not counted",
-)
-"""Mistakes in equations 2 to 4. `memory` corrects them; it does not count input pipelines, workspaces and
-BatchNormalization.
-"""
 
 
 @dataclass(frozen=True)
@@ -151,23 +142,6 @@ def memory_printed(architecture: Architecture, rows: int) -> Memory:
     features = sum(shape.size for shape in shapes(architecture)) * rows
     parameters = _COPIES * _count_convolution_parameters(architecture)
     classifier = sum(dense) + _COPIES * (_count_dense_weights(dense) + len(dense) - 1)
-    return Memory(FLOAT * features, FLOAT * parameters, FLOAT * classifier)
-
-
-def memory(architecture: Architecture, rows: int, slots: int = 0) -> Memory:
-    """Equations 2, 3 and 4 with `MISTAKES` corrected; the optimizer has `slots` numbers for each parameter.
-
-    The result is no bound: measured peaks range from 25% above to 50% below it. The planner measures instead.
-    """
-    rows = arguments.check_whole_number("memory", "rows", rows)
-    slots = arguments.check_whole_number("memory", "slots", slots, least=0)
-    dense = architecture.dense
-    entry, *outputs = shapes(architecture)
-    features = rows * (entry.size + 2 * sum(shape.size for shape in outputs))  # twice: with their gradients
-    parameters = (_COPIES + slots) * _count_convolution_parameters(architecture)
-    # dense[0] is the last feature map, which is already counted.
-    dense_outputs, biases = 2 * rows * sum(dense[1:]), sum(dense[1:])
-    classifier = dense_outputs + (_COPIES + slots) * (_count_dense_weights(dense) + biases)
     return Memory(FLOAT * features, FLOAT * parameters, FLOAT * classifier)
 
 

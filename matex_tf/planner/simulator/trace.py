@@ -8,7 +8,6 @@ import numpy as np
 
 from matex_tf.observe import timeline
 from matex_tf.ops import records
-from matex_tf.planner.simulator.ranks import Note
 
 MAX_RANKS = 64
 """A timeline shows at most this number of ranks, the first ones."""
@@ -49,9 +48,3 @@ class Trace:
         events = np.array(self._events[rank], records.EVENT)
         times = np.stack([events["start"], events["start"] + events["duration"]])
         return timeline.format_part(events, list(self._labels), rank, f"simulated host {rank // self.per_host}", times)
-
-
-def open_trace(path: str | None, ranks: int, per_host: int) -> tuple[Trace | None, Note | None]:
-    """(a trace, its `note_activity`); (None, None) without a `path`."""
-    trace = Trace(ranks, per_host) if path else None
-    return trace, trace.note_activity if trace else None

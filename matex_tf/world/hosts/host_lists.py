@@ -82,7 +82,7 @@ def list_hosts(options: Sequence[str], environment: Mapping[str, str], folder: s
 
 
 def _read_host_file(path: str) -> list[tuple[str, int]]:
-    """Parse the lines of a host file: `name`, `name slots=4` (Open MPI) or `name:4` (MPICH)."""
+    """Parse the lines of a host file: `name`, `name slots=4 max_slots=8` (Open MPI) or `name:4` (MPICH)."""
     try:
         with open(path) as file:
             lines = [line.partition("#")[0].strip() for line in file]
@@ -91,8 +91,9 @@ def _read_host_file(path: str) -> list[tuple[str, int]]:
     hosts = []
     for line in filter(None, lines):
         name, _, number = line.split()[0].partition(":")
-        if match := re.search(r"\bslots\s*=\s*(\d+)", line):
-            number = match.group(1)
+        numbers = dict(re.findall(r"([\w-]+)\s*=\s*(\d+)", line))
+        # Without slots, max_slots is their number.
+        number = next((numbers[key] for key in ("slots", "max_slots", "max-slots") if key in numbers), number)
         hosts.append((name, int(number) if number.isdigit() else 1))
     return hosts
 

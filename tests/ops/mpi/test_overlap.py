@@ -178,7 +178,7 @@ def test_what_xla_compiles_and_what_has_no_known_shape_is_reduced_at_once():
 
     anything = tf.function(step, input_signature=[tf.TensorSpec(None)])
     np.testing.assert_allclose(anything(tf.ones([3])), np.full(3, SIZE))
-    with overlap.trace_for_xla():
+    with overlap.is_for_xla.set():
         found = kinds(tf.function(step), tf.ones([3]))
     assert "MatexHandOverGradient" not in found + kinds(anything, tf.ones([3]))
 
