@@ -13,6 +13,7 @@ import queue
 import signal
 import threading
 import time
+import traceback
 import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -63,6 +64,8 @@ def _close_dropped(close: Callable[[], None] | None = None, process_id: int | No
     while _dropped and threading.current_thread() is not _worker and _one_at_a_time.acquire(blocking=False):
         try:
             _call_by_worker(_dropped.popleft(), _MAX_SECONDS)
+        except Exception:  # shown, and not raised: the present call is about another file, or it is no call at all
+            traceback.print_exc()
         finally:
             _one_at_a_time.release()
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from matex_tf.readers import DataSet, ReaderError
+from matex_tf.readers.arrays import library
 
 COUNT = 30
 
@@ -106,3 +107,19 @@ def test_a_file_is_closed_by_the_thread_of_calls_whoever_drops_it(tmp_path):
     )
     assert run.returncode == 0, run.stderr[-2000:]
     assert json.loads(run.stdout) == ["matex_tf reader"]
+
+
+def test_an_error_of_closing_a_dropped_file_is_shown_and_leaves_another_call_alone(capfd):
+    class Broken:
+        def close(self):
+            raise OSError("the disk is gone")
+
+    files = [library.OpenFile(Broken)]
+    assert library.call_library(lambda: files.clear() or 5) == 5
+    assert "the disk is gone" in capfd.readouterr().err
+    files = [library.OpenFile(Broken)]
+    with pytest.raises(ZeroDivisionError):
+        library.call_library(lambda: files.clear() or 1 / 0)
+    assert "the disk is gone" in capfd.readouterr().err
+    with pytest.raises(OSError, match="the disk is gone"):
+        library.OpenFile(Broken).close()
