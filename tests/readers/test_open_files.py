@@ -1,10 +1,13 @@
 """A data set that nobody has any more has its file closed, at once and by the thread that calls the libraries."""
 
+import _thread
 import gc
 import json
 import os
 import subprocess
 import sys
+import threading
+import time
 
 import h5py
 import netCDF4
@@ -123,3 +126,12 @@ def test_an_error_of_closing_a_dropped_file_is_shown_and_leaves_another_call_alo
     assert "the disk is gone" in capfd.readouterr().err
     with pytest.raises(OSError, match="the disk is gone"):
         library.OpenFile(Broken).close()
+
+
+def test_a_call_after_an_interrupted_one_has_its_own_result():
+    timer = threading.Timer(0.2, _thread.interrupt_main)
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        library.call_library(lambda: time.sleep(1) or "first")
+    timer.join()
+    assert library.call_library(lambda: "second") == "second"
