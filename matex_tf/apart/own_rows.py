@@ -12,16 +12,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from matex_tf.lazy import tf
 from matex_tf.rewrite.control import needs_exchange
 from matex_tf.rewrite.emit import Copy
 from matex_tf.rewrite.nodes import Value
-from matex_tf.rewrite.placement import SHARDED, WHOLE
+from matex_tf.rewrite.placement import PARTIAL, SHARDED, WHOLE, Placement
 from matex_tf.rewrite.programs import Program
+from matex_tf.rewrite.rules.randoms import has_no_seed
 from matex_tf.rewrite.sharing import Publication, Request, Slice
 from matex_tf.rewrite.sources import is_batch
 from matex_tf.world import world
 
 _USES_OTHERS = "its step uses rows of other ranks"
+_KEEPS_INTEGERS = "its step adds an integer that all ranks have to a sum over the ranks"
 
 
 class OwnCopy(Copy):
@@ -30,11 +33,14 @@ class OwnCopy(Copy):
     def keep_once(self, tensor: Any) -> Any:
         """This rank's term of a sum that equals `tensor`: 1/ranks of it, which `OwnExchanger` multiplies by ranks.
 
-        In the usual copy rank 0 has the term, and the other ranks have 0. So it is here for integers.
+        In the usual copy rank 0 has the term, and the other ranks have 0. An integer term would not be exact:
+        `find_obstacle` refuses it. But zeros are exact.
         """
-        if not (tensor.dtype.is_floating or tensor.dtype.is_complex):
-            return super().keep_once(tensor)
-        return tensor / world.get_world().trainers
+        return tensor / world.get_world().trainers if _is_divisible(tensor.dtype) else tf.zeros_like(tensor)
+
+
+def _is_divisible(dtype: Any) -> bool:
+    return dtype.is_floating or dtype.is_complex
 
 
 class OwnExchanger:
@@ -43,7 +49,7 @@ class OwnExchanger:
     sums_early = False
 
     def __init__(self, place: str, is_ordered: bool = True, checked: bool = False):
-        self.is_ordered = is_ordered
+        """The arguments do not matter: there are no collectives, which would be named, ordered or checked."""
 
     @property
     def rank(self) -> int:
@@ -60,8 +66,6 @@ class OwnExchanger:
         can_wait: Sequence[bool] = (),
     ) -> list[Any]:  # fmt: skip
         """The results of the requests if the tensors of each rank were those of this rank."""
-        import tensorflow as tf
-
         contributes = batch_slice.contributes
         ranks = world.get_world().trainers  # the ranks that compute rows
 
@@ -87,8 +91,11 @@ def find_obstacle(program: Program) -> str:
     - use or return a maximum or minimum over all rows, because other ranks have other rows;
     - gather rows in a branch or a loop, since this function does not follow gathered rows within it;
     - run collectives of an op other than the op that takes the batch;
-    - return rows, or keep gathered ones in a variable, because the script would get the repeated rows.
+    - return rows, or keep gathered ones in a variable, because the script would get the repeated rows;
+    - add an integer or a boolean that all ranks have to a sum over the ranks: 1/ranks of it is not exact.
     """
+    if _keeps_integers(program, [WHOLE] * len(program.outputs)):
+        return _KEEPS_INTEGERS
     exchanged = program.iterate_exchanged([WHOLE] * len(program.outputs))  # also in branches and loops
     if any(value.placement.reduction != "sum" for value, _ in exchanged):
         return _USES_OTHERS
@@ -135,3 +142,24 @@ def _uses_others(body: Program) -> bool:
         return True
     own = any(node.decision.communicates and not is_batch(node) for node in body.nodes)
     return own or any(_uses_others(inner) for node in body.nodes for inner in node.bodies)
+
+
+def _keeps_integers(program: Program, gives: Sequence[Placement]) -> bool:
+    """Whether an integer or a boolean that all ranks have becomes a term of a sum, also in branches and loops.
+
+    gives: the placements to which the outputs are brought.
+    """
+    brought = [*zip(program.outputs, gives)]
+    for node in program.nodes:
+        brought += zip(node.inputs, node.decision.needs)
+    terms = [
+        value
+        for value, need in brought
+        if need is not None and need.kind == PARTIAL and value.placement.kind != PARTIAL
+    ]
+    # Numbers without a seed: one rank draws them for all (`randoms.draw_once`).
+    drawn = [value for node in program.nodes if has_no_seed(node.op) for value in node.outputs]
+    terms += [value for value in drawn if value.placement.kind == PARTIAL]
+    if any(not _is_divisible(value.dtype) and not value.placement.is_zero for value in terms):
+        return True
+    return any(_keeps_integers(body, body.gives) for node in program.nodes for body in node.bodies)

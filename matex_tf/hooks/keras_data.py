@@ -61,11 +61,14 @@ def _prepare(arguments: dict[str, Any], trains: bool) -> None:
     if not inputs:
         return
     are_own = own_arrays.are_own(inputs, name)
-    factor = world.get_world().trainers if is_weak else 1  # by which the batch size grows
-    if is_weak:
+    factor = 1  # by which the batch size grows
+    if is_weak and (batch_size or not steps):
+        factor = world.get_world().trainers
         weak_scaling.say_weak("the batch given to fit is each rank's own")
+    elif is_weak:
+        weak_scaling.say_steps_decide()
     if not are_own:
-        if is_weak:
+        if factor > 1:
             arguments["batch_size"] = (batch_size or _BATCH_SIZE) * factor
         return
     # A dataset of this rank's own rows replaces the arrays.

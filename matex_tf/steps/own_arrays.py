@@ -31,14 +31,15 @@ def are_own(inputs: Any, name: str) -> bool:
 
 
 def are_computed_alone(inputs: Any, name: str) -> bool:
-    """Whether each rank computes a structure of arrays by itself.
+    """Whether each rank computes a structure of arrays by itself. Collective; the same on all ranks.
 
-    That is so in three cases: the arrays hold the rank's own rows; they have fewer rows than there are ranks; or they
-    differ between ranks. Collective, except in the first two cases.
+    That is so in three cases: the arrays of a rank hold its own rows; they differ between ranks; or they have fewer
+    rows than there are ranks.
     """
     arrays = _list_arrays(inputs)
-    are_few = not arrays or any(array.ndim == 0 or len(array) < world.get_world().size for array in arrays)
-    return any(map(shard_arrays.is_shard, arrays)) or are_few or fingerprint.are_each_ranks_own(arrays, name)
+    if fingerprint.are_each_ranks_own(arrays, name):
+        return True
+    return not arrays or any(array.ndim == 0 or len(array) < world.get_world().size for array in arrays)
 
 
 def _list_arrays(inputs: Any) -> list[np.ndarray]:

@@ -248,7 +248,8 @@ class StepPlan:
         if key in self._copies:
             return self._copies[key]
         # The random ops of a further copy begin their sequences of numbers again; the script's ops would go on.
-        if self._copies and has_sequence(self.traced.graph):
+        # (`local` makes a copy of another kind, whose results are statistical.)
+        if any(kind == self.copy_kind for _, kind, *_ in self._copies) and has_sequence(self.traced.graph):
             why = "ranks were lost" if divided == self.divided else "each rank computes some batches whole"
             notes.print_note(
                 f"{self.place}: {why}, and the random numbers of what it computes then are not those of the script "

@@ -4,7 +4,7 @@ All of these ops are created in the context `add_to`. `SessionCopy` creates the 
 by which ranks share the work of the run. The random numbers of all runs of a session must continue one sequence for
 each random op, whatever a run fetches and whether ranks share it. A random op of a copy (`is_counted`) is the stateless
 form of the op, and draws from the same sequence. All copies of an op share a variable, which holds the position in the
-sequence, a counter of the Philox generator.
+sequence: the state of a Philox generator, two numbers of its counter and its key.
 """
 
 from __future__ import annotations
@@ -27,8 +27,6 @@ _STATELESS = {
     "TruncatedNormal": "StatelessTruncatedNormalV2",
     "RandomUniformInt": "StatelessRandomUniformIntV2",
 }
-_RESERVED = 256
-"""Values of Philox' counter that TensorFlow's random ops skip for each number that they draw."""
 _PHILOX = 1  # the generator's number
 _STATES = "places in sequences of random numbers"
 
@@ -92,7 +90,7 @@ class SessionCopy(Copy):
     """A copy in the graph of a session, where an op keeps its state under its name.
 
     starts: by the names of the script's random ops, the operation that must run once in each session: it sets the
-        counter of the op to 0.
+        state of the op's generator to the first one.
     """
 
     is_ordered = False  # a session runs ops in any order
@@ -106,15 +104,12 @@ class SessionCopy(Copy):
         op = node.op
         if not is_counted(op) or op.graph is not self.graph:
             return super().create_op(node, inputs, **changes)
-        # Advance the counter by the numbers of this draw, and draw from the counter's value before that.
         shape, *bounds = inputs
-        state, self.starts[op.name] = _find_state(op)
-        step = tf.reduce_prod(tf.cast(shape, tf.int64)) * _RESERVED
-        advance = tf.raw_ops.AssignAddVariableOp(resource=state, value=step)
-        with tf.control_dependencies([advance]):
-            position = tf.raw_ops.ReadVariableOp(resource=state, dtype=tf.int64) - step
-        key = tf.cast([op.get_attr("seed")], tf.uint64)
-        counter = tf.cast(tf.stack([position, op.get_attr("seed2")]), tf.uint64)
+        resource, self.starts[op.name] = _find_state(op)
+        # One op reads the state and advances it by the numbers of this draw: threads may run a session at once.
+        count = tf.cast(tf.reduce_prod(tf.cast(shape, tf.int64)), tf.uint64)
+        state = tf.cast(tf.raw_ops.RngReadAndSkip(resource=resource, alg=_PHILOX, delta=count), tf.uint64)
+        counter, key = state[:2], state[2:]
         options = {"minval": bounds[0], "maxval": bounds[1]} if bounds else {"dtype": op.outputs[0].dtype}
         draw = getattr(tf.raw_ops, _STATELESS[op.type])
         return [draw(shape=shape, key=key, counter=counter, alg=_PHILOX, **options)]
@@ -134,11 +129,12 @@ def list_counters(graph: Any, names: Iterable[str]) -> list[Any]:
 
 
 def _find_state(op: Any) -> tuple[Any, Any]:
-    """The variable that holds the next value of Philox' counter, and the operation that sets it to 0."""
+    """The variable that holds the state of the op's generator, and the operation that sets it to the first state."""
     states: dict[str, tuple[Any, Any]] = tags.get_or_make_tag(op.graph, _STATES, dict)
     if op.name not in states:
         with tf.control_dependencies(None):
-            state = tf.raw_ops.VarHandleOp(dtype=tf.int64, shape=[], shared_name=f"matex_tf draws of {op.name}")
-            start = tf.raw_ops.AssignVariableOp(resource=state, value=tf.constant(0, tf.int64))
+            state = tf.raw_ops.VarHandleOp(dtype=tf.int64, shape=[3], shared_name=f"matex_tf draws of {op.name}")
+            first = tf.constant([0, op.get_attr("seed2"), op.get_attr("seed")], tf.int64)
+            start = tf.raw_ops.AssignVariableOp(resource=state, value=first)
         states[op.name] = state, start
     return states[op.name]

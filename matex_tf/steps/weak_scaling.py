@@ -68,6 +68,13 @@ def say_weak(what: str) -> None:
     notes.print_note(f"weak scaling: {what}; a step computes {me.trainers} of them. Learning rates stay as they are")
 
 
+def say_steps_decide() -> None:
+    notes.print_note(
+        "weak scaling: fit has steps_per_epoch and no batch_size, so the number of steps stays, and ranks divide each "
+        "step's rows. Give batch_size in place of it for a batch of each rank's own"
+    )
+
+
 def group_source(source: Any) -> Any:
     """A dataset whose batches are each the concatenation of one batch of `source` for each rank."""
     specs = tf.nest.flatten(getattr(source, "element_spec", None), expand_composites=False)

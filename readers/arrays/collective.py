@@ -33,7 +33,7 @@ class Transfers:
     2. The first of these variables, in the order of files, is next on all ranks.
     3. All ranks read it. A rank that needs another variable, or none, joins: it reads one sample and drops it.
 
-    A read ends when no rank has a request. A rank whose action fails announces this as its request, and all ranks stop.
+    A read ends when no rank has a request. A rank that fails announces this as its request, and all ranks stop.
     """
 
     def __init__(self, stack: Any):
@@ -44,15 +44,14 @@ class Transfers:
         """Run `action()`, which calls `fetch`; then join the other ranks' transfers until all are done. Collective."""
         try:
             result = action()
+            while (request := self._agree_on_next(None)) is not None:
+                self._join_transfer(request)
+            return result
         except agreement.FailedElsewhere:
             raise  # all ranks have seen the request of the failed rank, so none waits for a request of this rank
         except Exception:
             self._agree_on_next(_FAILED)
             raise
-        else:
-            while (request := self._agree_on_next(None)) is not None:
-                self._join_transfer(request)
-            return result
         finally:
             # Files close in the order of opening, which is the same on all ranks.
             for file in self._files.values():

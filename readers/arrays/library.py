@@ -13,6 +13,7 @@ import queue
 import signal
 import threading
 import time
+import traceback
 import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -20,6 +21,7 @@ from typing import Any, TypeVar
 from matex_tf.readers.base.formats import ReaderError
 
 Result = TypeVar("Result")
+_Results = queue.SimpleQueue[tuple[Any, "BaseException | None"]]
 _MAX_SECONDS = 5.0  # CPU seconds of a call that opens a file, or reads up to `_LARGE_BYTES` of it
 _BYTES_A_SECOND = 20 << 20  # the slowest decompression, for the bytes beyond
 _LARGE_BYTES = 64 << 20  # calls that read more may take longer
@@ -63,6 +65,8 @@ def _close_dropped(close: Callable[[], None] | None = None, process_id: int | No
     while _dropped and threading.current_thread() is not _worker and _one_at_a_time.acquire(blocking=False):
         try:
             _call_by_worker(_dropped.popleft(), _MAX_SECONDS)
+        except Exception:  # shown, and not raised: the present call is about another file, or it is no call at all
+            traceback.print_exc()
         finally:
             _one_at_a_time.release()
 
@@ -72,20 +76,19 @@ class _Worker(threading.Thread):
 
     def __init__(self) -> None:
         super().__init__(name="matex_tf reader", daemon=True)
-        self.actions: queue.SimpleQueue[Callable[[], Any]] = queue.SimpleQueue()
-        self.results: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+        self.actions: queue.SimpleQueue[tuple[Callable[[], Any], _Results]] = queue.SimpleQueue()
         self.is_stuck = False
         self.start()
 
     def run(self) -> None:
         while True:
-            action = self.actions.get()
+            action, results = self.actions.get()
             try:
                 result, error = action(), None
             except BaseException as raised:  # raised again in the waiting thread
                 result, error = None, raised
-            self.results.put((result, error))
-            del action, result, error  # an idle worker keeps no file or array alive
+            results.put((result, error))
+            del action, results, result, error  # an idle worker keeps no file or array alive
 
     def stop_thread(self) -> None:
         """Suspend the thread forever. If it went on computing while the process exits, the process would crash."""
@@ -130,10 +133,12 @@ def _call_by_worker(action: Callable[[], Result], limit: float) -> Result:
             "an earlier library call never returned from a damaged file; restart Python to read other files"
         )
     begin = _worker.measure_processor_time()
-    _worker.actions.put(action)
+    # A queue of this call: the caller of an earlier one may not have waited for its result (KeyboardInterrupt).
+    results: _Results = queue.SimpleQueue()
+    _worker.actions.put((action, results))
     while True:
         try:
-            result, error = _worker.results.get(timeout=_CHECK_SECONDS)
+            result, error = results.get(timeout=_CHECK_SECONDS)
             break
         except queue.Empty:
             if _worker.measure_processor_time() - begin > limit:

@@ -27,7 +27,7 @@ def replace_missing(rows: np.ndarray, how: Any, find_place: Callable[[int, tuple
 
     `find_place(row, index)` returns the position of the value `rows[row][index]`, for messages.
     """
-    if how == "nan" or rows.dtype.kind != "f" or not rows.size:
+    if how == "nan" or rows.dtype.kind not in "fc" or not rows.size:
         return
     step = max(1, _PIECE_BYTES // max(1, rows[:1].nbytes))  # rows of a piece: `is_missing` is as small as one piece
     for start in range(0, len(rows), step):
@@ -45,8 +45,8 @@ def replace_missing(rows: np.ndarray, how: Any, find_place: Callable[[int, tuple
 
 
 def check_fits(how: float, dtype: np.dtype, place: str) -> None:
-    """Raises ValueError if `dtype` cannot represent the number `how`. Floats may be rounded."""
-    if dtype.kind == "f":
+    """Raises ValueError if `dtype` cannot represent the number `how`. Floats and complex numbers may be rounded."""
+    if dtype.kind in "fc":
         if float(np.finfo(dtype).max) < abs(how) < np.inf:
             raise ValueError(
                 f"DataSet: missing={how!r} cannot be used for {place}, which is read as {dtype.name}: it is too "

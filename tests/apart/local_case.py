@@ -163,7 +163,7 @@ class Custom(keras.Model):
     def train_step(self, data):
         x, y = data
         with tf.GradientTape() as tape:
-            loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
+            loss = tf.reduce_mean((self(x, training=True) - y) ** 2) + 0 * tf.random.uniform([], dtype=tf.float64)
         kernel = self.kernel_of()
         self.optimizer.apply_gradients([(tape.gradient(loss, kernel), kernel)])
         return {"loss": loss}

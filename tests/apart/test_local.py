@@ -53,7 +53,7 @@ def test_ranks_train_by_themselves_and_meet(ranks, tmp_path):
     assert not np.array_equal(found[0]["three|0"], found[1]["three|0"])
     assert np.allclose(sum(one["apart"] for one in found) / ranks, found[0]["met|1"], rtol=1e-12)
     assert all(np.isfinite(value).all() for value in of(found[0], "words"))
-    assert "differs between ranks" not in said and "drifted" not in said, said
+    assert not any(text in said for text in ("differs between ranks", "drifted", "ranks were lost")), said
     assert f"local: {ranks} ranks, each on its slices of batches by itself; after 3 steps the average" in said
     assert "after each step the average" in said and "results are statistical" in said
     for name in ("eagerly", "several", "scales", "accumulates"):

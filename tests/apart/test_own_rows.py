@@ -15,6 +15,14 @@ def in_branch(x, use):
     return tf.cond(tf.reduce_sum(x) > 0, lambda: use(x), lambda: tf.zeros([]))
 
 
+def branch_or(x, number, other):
+    return tf.cond(tf.reduce_sum(x) > 0, lambda: number, lambda: tf.constant(other))
+
+
+def count(x):
+    return tf.reduce_sum(tf.cast(x[:, 0] > 0, tf.int32))
+
+
 STEPS = {
     "a mean": (lambda x: tf.reduce_mean(x), True),
     "a square of a mean": (lambda x: tf.reduce_mean(x) ** 2, True),
@@ -38,6 +46,11 @@ STEPS = {
     "gathered rows that are kept": (lambda x: BANK.assign(tf.sort(x, 0)), False),
     "a sum of gathered rows that is kept": (lambda x: TOTAL.assign_add(tf.reduce_sum(tf.sort(x, 0))), True),
     "rows that are returned": (lambda x: x * 2, False),
+    "a number for a sum in a branch": (lambda x: branch_or(x, tf.reduce_sum(x), 7.0), True),
+    "an integer for a sum in a branch": (lambda x: branch_or(x, count(x), 7), False),
+    "zero for a sum of integers in a branch": (lambda x: branch_or(x, count(x), 0), True),
+    "a number that is drawn": (lambda x: tf.reduce_sum(x) * tf.random.uniform([]), True),
+    "an integer that is drawn": (lambda x: count(x) * tf.random.uniform([], 0, 9, tf.int32), False),
 }
 
 

@@ -115,6 +115,20 @@ def test_complex_values_are_not_cut_to_real_ones(tmp_path):
     assert alone("HDF5", tmp_path / "a.h5", data="z").training_data.tolist() == [1 + 2j, 3 - 4j]
 
 
+def test_a_complex_value_is_missing_if_a_part_of_it_is(tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["z"] = np.array([1 + 2j, complex(3, np.nan), complex(np.nan, 4)], np.complex64)
+    refused(r"'z'\[1\]: expected a number, found a missing value", "HDF5", tmp_path / "a.h5", data="z")
+    assert alone("HDF5", tmp_path / "a.h5", data="z", missing=7).training_data.tolist() == [1 + 2j, 7, 7]
+    assert np.isnan(alone("HDF5", tmp_path / "a.h5", data="z", missing="nan").training_data).tolist() == [
+        False,
+        True,
+        True,
+    ]
+    with pytest.raises(ValueError, match="complex64: it is too large"):
+        alone("HDF5", tmp_path / "a.h5", data="z", missing=1e40).training_data  # noqa: B018
+
+
 def write_texts(folder, name, texts):
     with netCDF4.Dataset(folder / f"{name}.nc", "w") as file:
         file.createDimension("time", len(texts))

@@ -116,11 +116,11 @@ for kind, options in (("NETCDF", {"data": ["x", "z"], "labels": "y"}), ("HDF5", 
         seen = [row.tobytes() for x, _ in stream for row in x.numpy()]
         assert not transfers and sorted(seen) == sorted(row.tobytes() for row in whole), (kind, more)
 
-# A read that fails on one rank.
-for fail_at in ((size - 1, 4), (0, 6)):
+# A read that fails on one rank: its own, or one of another rank that it joins.
+for fail_at, distribution in (((size - 1, 4), "cyclic"), ((0, 6), "cyclic"), ((0, 6), "block")):
     transfers.clear()
     try:
-        DataSet("HDF5", f"{folder}/run_*.h5", data="x", distribution="cyclic", parallel=True).training_data
+        DataSet("HDF5", f"{folder}/run_*.h5", data="x", distribution=distribution, parallel=True).training_data
         print("nothing")
     except ReaderError as error:
         print("said", rank, fail_at[0], error)
@@ -152,7 +152,7 @@ def test_every_rank_takes_part_in_every_transfer(folder, ranks):
     result = launch.run(ranks, SCRIPT, folder, env=launch.ALL_FILES, timeout=120).check()
     assert result.stdout.count("done") == ranks, result.output
     assert "nothing" not in result.stdout
-    assert result.stdout.count("the disk is gone") == 2 * ranks, result.stdout
+    assert result.stdout.count("the disk is gone") == 3 * ranks, result.stdout
 
 
 def test_libraries_without_it_are_named(tmp_path):

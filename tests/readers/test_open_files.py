@@ -1,10 +1,13 @@
 """A data set that nobody has any more has its file closed, at once and by the thread that calls the libraries."""
 
+import _thread
 import gc
 import json
 import os
 import subprocess
 import sys
+import threading
+import time
 
 import h5py
 import netCDF4
@@ -12,6 +15,7 @@ import numpy as np
 import pytest
 
 from matex_tf.readers import DataSet, ReaderError
+from matex_tf.readers.arrays import library
 
 COUNT = 30
 
@@ -106,3 +110,28 @@ def test_a_file_is_closed_by_the_thread_of_calls_whoever_drops_it(tmp_path):
     )
     assert run.returncode == 0, run.stderr[-2000:]
     assert json.loads(run.stdout) == ["matex_tf reader"]
+
+
+def test_an_error_of_closing_a_dropped_file_is_shown_and_leaves_another_call_alone(capfd):
+    class Broken:
+        def close(self):
+            raise OSError("the disk is gone")
+
+    files = [library.OpenFile(Broken)]
+    assert library.call_library(lambda: files.clear() or 5) == 5
+    assert "the disk is gone" in capfd.readouterr().err
+    files = [library.OpenFile(Broken)]
+    with pytest.raises(ZeroDivisionError):
+        library.call_library(lambda: files.clear() or 1 / 0)
+    assert "the disk is gone" in capfd.readouterr().err
+    with pytest.raises(OSError, match="the disk is gone"):
+        library.OpenFile(Broken).close()
+
+
+def test_a_call_after_an_interrupted_one_has_its_own_result():
+    timer = threading.Timer(0.2, _thread.interrupt_main)
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        library.call_library(lambda: time.sleep(1) or "first")
+    timer.join()
+    assert library.call_library(lambda: "second") == "second"

@@ -4,7 +4,9 @@ import itertools
 import random
 
 import pytest
+import tensorflow as tf
 
+from matex_tf import errors
 from matex_tf.servers.pieces import partition, piece_copies
 
 
@@ -42,3 +44,14 @@ def test_a_copy_is_on_another_rank_of_the_node_if_there_is_one():
     # An owner on the same node is preferred, although another rank is next; but no owner on another node.
     assert keepers([0, 0, 0, 3], [0, 2])[0] == 2 and keepers([0, 0, 0], [1])[1] == 2
     assert keepers([0, 1, 2, 3], [0, 1])[:2] == [1, 0] and keepers([0, 0, 2, 2], [0, 2])[0] == 1
+
+
+def test_a_piece_without_a_copy_is_an_error_also_if_the_last_rank_is_lost_in_the_first_step():
+    """Rank 1 of 2 is lost before any copies were sent; this process is rank 0."""
+    from matex_tf.steps.piece_variables import PieceVariable
+
+    weight = tf.Variable(tf.zeros([8]))
+    slot = PieceVariable(value=tf.ones([8]), cuts=(0, 4, 8), of=weight, owner="an optimizer", name="slot")
+    with pytest.raises(errors.LostRankError, match="rank 1 had a piece"):
+        piece_copies.restore_lost()
+    assert slot.is_in_pieces()

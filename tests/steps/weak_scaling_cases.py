@@ -43,7 +43,12 @@ def fit(name, *data, **options):
 data = tf.data.Dataset.from_tensor_slices((X, Y))
 fit("arrays", X, Y, batch_size=rows, shuffle=False, validation_data=(X[:9], Y[:9]), validation_batch_size=4)
 fit("shuffled", X, Y, batch_size=rows)
+fit("steps", X, Y, steps_per_epoch=4, shuffle=False)
 fit("dataset", data.batch(rows), validation_data=data.batch(7))
+
+model = make()
+model.fit(matex_tf.shard(X), matex_tf.shard(Y), steps_per_epoch=4, epochs=2, verbose=0)
+found["steps of own rows"] = np.asarray(int(model.optimizer.iterations))
 
 model = make()
 optimizer = keras.optimizers.SGD(0.1)

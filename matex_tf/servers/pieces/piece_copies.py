@@ -37,7 +37,8 @@ class _Kept(NamedTuple):
 _kept: dict[int, _Kept] = {}  # the valid copies, by the number of the variable
 _sent: dict[int, tuple[Any, _Copies]] = {}
 """For the number of a variable: the variable, and its copies from a step that some rank may not have completed."""
-_cut_for: list[int] = []  # the origins of the ranks for which variables are cut
+_cut_for: list[int] = []
+"""The origins of the ranks for which variables are cut, after a loss; empty before any loss: all ranks of the run."""
 _buffers: list[np.ndarray] = []
 """Buffers of an exchange. If a rank is lost in the exchange they stay here, as MPI may still read and write them."""
 
@@ -59,7 +60,6 @@ def send_copies(variables: Iterable[Any]) -> None:
     _sent.clear()
     in_pieces = [variable for variable in variables if variable.is_in_pieces()]
     if in_pieces and world.get_world().size > 1:
-        _note_ranks()
         for variable, copies in zip(in_pieces, _exchange_pieces(in_pieces)):
             _sent[variable.number] = variable, copies
 
@@ -80,7 +80,6 @@ def restore_lost() -> Callable[[], None]:
 
     Raises LostRankError on all ranks if both the owner of a piece and its keeper are lost.
     """
-    _note_ranks()
     variables = {variable.number: variable for variable in pieces.list_variables()}
     known = {
         number: (variable.is_in_pieces(), _list_copied_origins(variable)) for number, variable in variables.items()
@@ -103,12 +102,6 @@ def restore_lost() -> Callable[[], None]:
         _cut_for[:] = membership.list_origins()
 
     return assign_values
-
-
-def _note_ranks() -> None:
-    """Set `_cut_for` if no ranks were lost before: variables are cut for all ranks of the run."""
-    if not _cut_for:
-        _cut_for[:] = range(max(membership.list_origins()) + 1)
 
 
 def _exchange_pieces(variables: Sequence[Any]) -> list[_Copies]:
@@ -164,7 +157,7 @@ def _assemble(variable: Any, copied_origins: Sequence[Sequence[int]]) -> np.ndar
     """
     own_rank, origins = world.get_world().rank, membership.list_origins()
     whole = np.empty(variable.shape.num_elements() * variable.dtype.size, np.uint8)
-    for index, origin in enumerate(_cut_for):
+    for index, origin in enumerate(_cut_for or range(len(variable.cuts) - 1)):
         start, size = variable.cuts[index] * variable.dtype.size, _count_bytes(variable, index)
         if not size:
             continue
@@ -175,7 +168,8 @@ def _assemble(variable: Any, copied_origins: Sequence[Sequence[int]]) -> np.ndar
         if not sources:
             raise membership.make_loss_error(
                 f"rank {origin} had a piece of the optimizer's variables, and no other has a copy of it as it is now: "
-                "it was changed outside of a step, or the rank with the copy is lost, too"
+                "no step ended since it was created or changed outside of a step, or the rank with the copy is lost, "
+                "too"
             )
         data = None
         if own_rank == sources[0]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import functools
 import hashlib
+import platform
 from pathlib import Path
 
 import ml_dtypes
@@ -172,6 +175,34 @@ def test_sixteen_bit_floats_round_as_numpy_does(engine, dtype, factor):
     np.testing.assert_array_equal(np.isnan(output.astype(np.float32)), np.isnan(wanted.astype(np.float32)))
     keep = ~np.isnan(wanted.astype(np.float32))
     np.testing.assert_array_equal(output[keep].astype(np.float32), wanted[keep].astype(np.float32))
+
+
+@contextlib.contextmanager
+def denormals_are_zero():
+    """This thread reads subnormal numbers as 0, and gives 0 for them, as TensorFlow's threads do."""
+    c = ctypes.CDLL(None)
+    environment = (ctypes.c_uint32 * 8)()  # glibc's fenv_t, whose last number is the register MXCSR
+    c.fegetenv(environment)
+    register, environment[7] = environment[7], environment[7] | 0x8040
+    c.fesetenv(environment)
+    try:
+        yield
+    finally:
+        environment[7] = register
+        c.fesetenv(environment)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="it sets a register of x86-64")
+@pytest.mark.parametrize("algorithm", ["auto", "mpi", "ring"])
+def test_threads_without_subnormal_numbers_add_those_of_sixteen_bits(make_engine, algorithm):
+    """A subnormal float16 is a normal float32. The count is no multiple of 8, the number that F16C converts at once."""
+    values = np.array([1, 2, 0x3FF, 0x400, 0x8001, 0x83FF, 0], np.uint16).view(np.float16)
+    engine = make_engine(1 << 20, 0, algorithm)
+    with denormals_are_zero():
+        assert np.float32(1e-40) * np.float32(1) == 0
+        (output,), error = engine.reduce([values], ["x"], 1.0 if RANK == 0 else 0.0)
+    assert error == ""
+    np.testing.assert_array_equal(output.view(np.uint16), values.view(np.uint16))
 
 
 @pytest.mark.parametrize("dtype", [np.float16, BFLOAT16])

@@ -41,10 +41,13 @@ struct Float16 {
   static float Load(Float16 value) {
     const uint32_t magnitude = value.bits & 0x7FFFu;
     const uint32_t sign = static_cast<uint32_t>(value.bits & 0x8000u) << 16;
-    // A float32 with the exponent bits of the float16, times 2^(127 - 15): correct for normal and subnormal numbers.
-    const float scaled = FloatOf(magnitude << 13) * FloatOf(0x77800000u);
+    const uint32_t normal = (magnitude << 13) + 0x38000000u;  // the difference of the biases, 127 - 15, is added
+    // Multiples of 2^-24. No float32 here is subnormal: TensorFlow's threads take subnormal numbers for 0.
+    const uint32_t subnormal = BitsOf(static_cast<float>(magnitude) * 0x1p-24f);
     const uint32_t special = 0x7F800000u | (magnitude << 13);  // infinity or NaN
-    return FloatOf((magnitude >= 0x7C00u ? special : BitsOf(scaled)) | sign);
+    uint32_t bits = magnitude < 0x400u ? subnormal : normal;
+    bits = magnitude >= 0x7C00u ? special : bits;
+    return FloatOf(bits | sign);
   }
 
   static Float16 Store(float value) {
