@@ -57,7 +57,8 @@ def take_turn(
 
 def _open_lock(path: Path) -> Any:
     try:
-        return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600), "w")
+        # For reading, too: without that NFS grants no shared lock.
+        return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "w")
     except OSError as error:
         raise LockError(f"{path}: expected a lock file of your own, found: {error.strerror}") from error
 

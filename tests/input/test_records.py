@@ -345,7 +345,8 @@ def test_a_file_that_another_replaces_is_an_error(tmp_path):
     path = Path(write_tfrecord(tmp_path / "file", [b"one", b"two"]))
     dataset = T([str(path)])
     found = records.make_tickets(dataset)
-    give(found)
+    assert give(found) == [b"one", b"two"]
+    tickets = list(found.tickets)
     write_tfrecord(tmp_path / "next", [b"six", b"ten"])
     os.utime(tmp_path / "next", ns=(1, 1))
     (tmp_path / "next").replace(path)
@@ -353,6 +354,7 @@ def test_a_file_that_another_replaces_is_an_error(tmp_path):
         give(found)
     records.make_tickets(dataset)
     assert give(found) == [b"six", b"ten"]
+    assert [found.read(ticket).numpy() for ticket in tickets] == [b"one", b"two"], "of the former file, still open"
 
 
 def test_a_file_that_grows_while_it_is_indexed_is_an_error(tmp_path):

@@ -74,6 +74,9 @@ def count_locks(results, temporary: Path, number: int) -> None:
 
     def flock(file, how):
         calls.append(str(paths[file.fileno()]))
+        needed = {fcntl.LOCK_SH: (os.O_RDONLY, os.O_RDWR), fcntl.LOCK_EX: (os.O_WRONLY, os.O_RDWR)}.get(how & 3)
+        if needed and fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE not in needed:
+            raise OSError(errno.EBADF, "NFS locks a file only as it is open")
         return real(file, how)
 
     turns._open_lock, turns.fcntl = open_lock, types.SimpleNamespace(**{**vars(fcntl), "flock": flock})

@@ -192,9 +192,7 @@ template <typename T>
 void DivideAs(void* data, int64_t count, int divisor) {
   T* const values = static_cast<T*>(data);
   InBlocks(static_cast<const T*>(values), values, count, [divisor](auto* a, auto* b, int64_t n) {
-    using Wide = std::remove_reference_t<decltype(*b)>;
-    const Wide by = static_cast<Wide>(divisor);
-    for (int64_t i = 0; i < n; ++i) b[i] = static_cast<Wide>(a[i] / by);
+    for (int64_t i = 0; i < n; ++i) b[i] = a[i] / divisor;
   });
 }
 

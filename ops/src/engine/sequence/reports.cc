@@ -127,7 +127,6 @@ Error ExplainMismatch(const Report& mine, bool* is_failed_step) {
   Summary summary = MakeSummary(mine, world.rank);
   if (Error error = MpiError(CombineOverRanks(world.sequence, &summary), "MPI_Reduce", mine.place)) return error;
   // From here on `summary` is equal on all ranks, so all make the same broadcasts.
-  *is_failed_step = summary.failed.ranks > 0 && summary.all_compute;
   AllPlaces all;
   all.all_reduce = summary.all_reduce;
   all.all_have_batches = summary.all_have_batches;
@@ -155,6 +154,7 @@ Error ExplainMismatch(const Report& mine, bool* is_failed_step) {
     if (is_listed(*one)) continue;
     if (Error error = add(*one)) return error;
   }
+  *is_failed_step = summary.failed.ranks > 0 && summary.all_compute;
   const Error error(Explain(all));
   if (summary.any_exit_code && summary.failed.ranks == 0) NoteCause(Cause::kEnded, error.message);
   return error;

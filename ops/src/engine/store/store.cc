@@ -186,8 +186,8 @@ int64_t SharedStore::FindHeld(int rank) const {
 }
 
 // Takes over the batch of a lost rank, if the batch may be trained now and is older than this rank's reserved batch.
-// Returns whether it did. The line of a lost rank stays until its batch has another holder, so no rank gets further
-// ahead of this batch than the bound.
+// Returns whether it did. The line of a lost rank stays until its batch is trained, so no rank gets further ahead of this
+// batch than the bound.
 bool SharedStore::TakeOver(int64_t bound) {
   for (int rank = 0; rank < size_; ++rank) {
     Line &lost = LineOf(rank), &mine = LineOf(rank_);
@@ -196,6 +196,9 @@ bool SharedStore::TakeOver(int64_t bound) {
       if (announced == Line::kNone) break;  // it holds no batch, or another rank has taken over its batch
       const int64_t held = FindHeld(rank);
       if (held != announced) {
+        // `FindOldest` reads one line after another: it may have read the line of the new holder before that had it.
+        const bool is_with_another = StateOf(announced) > kFree;
+        if (is_with_another) break;
         // The line is only a lower bound: replace it by the true batch, or kNone, and look again.
         lost.oldest.compare_exchange_strong(announced, held);
         continue;

@@ -48,7 +48,8 @@ struct RecordFile {
   int64_t problem_offset = 0;             // where, in bytes
 };
 
-// All indexed files of this process, by number, and by format and name. A name keeps its number.
+// All indexed files of this process, by number, and by format and name. A file that has changed gets a new number, so
+// tickets of the file before are never read from the new one.
 class RecordFiles {
  public:
   // Adds or replaces a file and returns its number.
