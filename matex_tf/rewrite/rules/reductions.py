@@ -74,11 +74,14 @@ def _make_mean(axes: tuple[int, ...], keeps_axes: bool, rows: Any, _: Any) -> An
     wide = _widen(rows)
     total = tf.reduce_sum(wide, axes, keepdims=keeps_axes)
     count = tf.cast(tf.reduce_prod(sizes), wide.dtype)
-    return tf.cast(total // count if rows.dtype.is_integer else total / count, rows.dtype)
+    divide = tf.truncatediv if rows.dtype.is_integer else tf.divide  # the op rounds integers towards 0
+    return tf.cast(divide(total, count), rows.dtype)
 
 
 def _widen(rows: Any) -> Any:
-    """Rows of half precision in float32: a sum, or a number of rows, may overflow although the mean does not."""
+    """Rows in the dtype in which the op adds them up: a sum, or a number of rows, may overflow although a mean fits."""
+    if rows.dtype.is_integer and rows.dtype.size < 8:
+        return tf.cast(rows, tf.int64)
     return tf.cast(rows, tf.float32) if rows.dtype.name in HALF else rows
 
 
@@ -109,14 +112,16 @@ def take_extreme(node: Node) -> Decision:
 
 @register_rule("EuclideanNorm")
 def take_norm(node: Node) -> Decision | Expansion:
-    kept = _keep_rows(node)
+    kept, dtype = _keep_rows(node), node.inputs[0].dtype
     if kept is not None:
         return node.decide([None], kept, shapes=[_find_shape(node)])
+    require(dtype.is_floating or dtype.is_complex)  # `tf.sqrt` takes no integers
     return Expansion(_make_norm, (tuple(node.read_axes(1, node.count_axes(0))), node.read_attribute("keep_dims")))
 
 
 def _make_norm(axes: tuple[int, ...], keeps_axes: bool, rows: Any, _: Any) -> Any:
-    return tf.cast(tf.sqrt(tf.reduce_sum(tf.square(_widen(rows)), axes, keepdims=keeps_axes)), rows.dtype)
+    wide = _widen(rows)
+    return tf.cast(tf.sqrt(tf.reduce_sum(wide * tf.math.conj(wide), axes, keepdims=keeps_axes)), rows.dtype)
 
 
 @register_rule("ArgMax ArgMin")
