@@ -25,6 +25,7 @@ _MIXES: dict[str, Mixes] = {
     "none": lambda node, index, axis: False,
     "last": lambda node, index, axis: axis == node.count_axes(index) - 1,
     "last 2": lambda node, index, axis: axis >= node.count_axes(index) - 2,
+    "last 3": lambda node, index, axis: axis >= node.count_axes(index) - 3,
     "named by 1": lambda node, index, axis: axis in node.read_axes(1, node.count_axes(index)),
     "named by 2": lambda node, index, axis: axis in node.read_axes(2, node.count_axes(index)),
     "channels": lambda node, index, axis: axis == find_channel_axis(node),
@@ -38,13 +39,12 @@ of the rows, the op needs all rows.
 
 _TABLE: list[tuple[str, str, str]] = [
     ("rows -> rows", "inner", """
-        AvgPool AvgPool3D DepthToSpace SpaceToDepth MaxPool MaxPool3D LRN FakeQuantWithMinMaxArgs RGBToHSV HSVToRGB
-        ExtractImagePatches DecodeRaw Conv2D Conv3D DepthwiseConv2dNative ResizeBilinear ResizeNearestNeighbor
-        ResizeBicubic ResizeArea Dilation2D AdjustContrastv2 AdjustHue AdjustSaturation MaxPoolV2
-        FakeQuantWithMinMaxVars ScaleAndTranslate ResizeBilinearGrad ResizeBicubicGrad ResizeNearestNeighborGrad"""),
+        AvgPool AvgPool3D DepthToSpace SpaceToDepth MaxPool MaxPool3D LRN FakeQuantWithMinMaxArgs ExtractImagePatches
+        DecodeRaw Conv2D Conv3D DepthwiseConv2dNative ResizeBilinear ResizeNearestNeighbor ResizeBicubic ResizeArea
+        Dilation2D MaxPoolV2 FakeQuantWithMinMaxVars ScaleAndTranslate ResizeNearestNeighborGrad"""),
     ("rows, rows -> rows", "inner", """
         SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits InTopKV2 InTopK
-        ImageProjectiveTransformV3"""),
+        ImageProjectiveTransformV3 ResizeBilinearGrad ResizeBicubicGrad"""),
     ("rows, rows, rows -> rows", "inner", """
         MaxPoolGrad MaxPool3DGrad MaxPoolGradGrad MaxPool3DGradGrad LRNGrad MaxPoolGradV2"""),
     ("sizes, rows -> rows", "inner", "AvgPoolGrad AvgPool3DGrad"),
@@ -53,7 +53,10 @@ _TABLE: list[tuple[str, str, str]] = [
     ("rows, same, rows -> sum", "inner", """
         Conv2DBackpropFilter Conv3DBackpropFilterV2 DepthwiseConv2dNativeBackpropFilter"""),
     ("rows -> rows", "channels", "BiasAdd BiasAddV1"),
-    ("rows -> rows", "last", "Softmax LogSoftmax TopKV2 TopK FFT IFFT RFFT IRFFT MatrixDiagV3"),
+    ("rows -> rows", "last", """
+        Softmax LogSoftmax TopKV2 TopK FFT IFFT RFFT IRFFT MatrixDiagV3 RGBToHSV HSVToRGB AdjustHue
+        AdjustSaturation"""),
+    ("rows -> rows", "last 3", "AdjustContrastv2"),
     ("rows -> sum", "none", "L2Loss"),
     ("rows -> rows", "last 2", """
         FFT2D IFFT2D RFFT2D IRFFT2D MatrixDiagPartV3 MatrixBandPart MatrixInverse Cholesky MatrixDeterminant
@@ -98,6 +101,7 @@ def _follow_table(takes: list[str], gives: list[str], mixes: Mixes, node: Node) 
             needs.append(node.bring_rows(index, placement))
         elif kind == "sizes":
             row_size, *rest = node.read_sizes(index)
+            require(len(rest) == node.count_axes(first) - 1)  # the sizes of Conv2DBackpropInput may lack the rows
             require(row_size.rows in (None, placement.rows) and all(size.rows is None for size in rest))
             needs.append(find_need(node, index, (Size(placement.rows), *rest)))
         else:
