@@ -158,10 +158,15 @@ def slice_backward(node: Node) -> Decision:
 def _slice_blocks(rows: Rows, begin: Size | None, end: Size | None) -> Rows:
     """The rows from `begin` to `end`; None: from the first, or to the last."""
     begin = begin or Size(None, 0)
-    is_to_last = end is None or end.rows == rows  # `end` is the length of the axis
+    is_to_last = end is None or _is_length(end, rows)
     if begin == Size(None, 0) and is_to_last:
         return rows
     return take_blocks(rows, read_unit(begin), None if end is None or is_to_last else read_unit(end))
+
+
+def _is_length(size: Size, rows: Rows) -> bool:
+    """Whether a size certainly is the length of an axis with these rows. Two unknown numbers of entries may differ."""
+    return size.rows == rows and None not in rows.blocks
 
 
 @register_rule("Slice", moves=0)
@@ -172,7 +177,7 @@ def slice_by_sizes(node: Node) -> Decision:
     require(all(size.rows is None for size in others))
     begin, count = begins[placement.axis], counts[placement.axis]
     rows, takes_rest = placement.rows, count == Size(None, -1)  # -1: up to the end of the axis
-    if begin != Size(None, 0) or not (takes_rest or count.rows == rows):
+    if begin != Size(None, 0) or not (takes_rest or _is_length(count, rows)):
         first = read_unit(begin)
         rows = take_blocks(rows, first, None if takes_rest else first + read_unit(count))
     return node.decide([None, find_need(node, 1, begins), find_need(node, 2, counts)], shard(placement.axis, rows))
