@@ -53,6 +53,7 @@ _TABLE: list[tuple[str, str, str]] = [
     ("rows, same, rows -> sum", "inner", """
         Conv2DBackpropFilter Conv3DBackpropFilterV2 DepthwiseConv2dNativeBackpropFilter"""),
     ("rows -> rows", "channels", "BiasAdd BiasAddV1"),
+    ("rows -> sum", "channels", "BiasAddGrad"),
     ("rows -> rows", "last", """
         Softmax LogSoftmax TopKV2 TopK FFT IFFT RFFT IRFFT MatrixDiagV3 RGBToHSV HSVToRGB AdjustHue
         AdjustSaturation"""),
@@ -61,9 +62,11 @@ _TABLE: list[tuple[str, str, str]] = [
     ("rows -> rows", "last 2", """
         FFT2D IFFT2D RFFT2D IRFFT2D MatrixDiagPartV3 MatrixBandPart MatrixInverse Cholesky MatrixDeterminant
         LogMatrixDeterminant SelfAdjointEigV2 Qr Svd"""),
+    ("rows, rows -> rows", "last", "Cross"),
     ("rows, rows -> rows", "last 2", "MatrixSetDiagV3"),
     ("rows, rows -> rows", "equations", "MatrixTriangularSolve MatrixSolve"),
-    ("rows -> rows", "named by 1", "Cumprod CumulativeLogsumexp"),
+    ("rows -> rows", "named by 1", "Cumprod Cumsum CumulativeLogsumexp ReverseV2"),
+    ("rows -> rows", "named by 2", "Roll"),
     ("same, rows -> rows", "none", "LookupTableFindV2 LookupTableFind"),
     ("same, rows -> rows", "batches", "ResourceGather"),
     ("same, rows -> rows", "last", "ResourceGatherNd"),
@@ -78,13 +81,8 @@ _TABLE: list[tuple[str, str, str]] = [
 Inputs that are not listed are replicated; outputs that are not listed are like the last listed one.
 """
 
-_LINEAR: list[tuple[str, str, str]] = [
-    ("rows -> sum", "channels", "BiasAddGrad"),
-    ("rows -> rows", "named by 1", "Cumsum ReverseV2"),
-    ("rows -> rows", "named by 2", "Roll"),
-    ("rows, rows -> rows", "last", "Cross"),
-]
-"""As `_TABLE`, for ops that are linear in the first input: of a partial sum, they also give a partial sum."""
+_LINEAR = ("BiasAddGrad", "Cross", "Cumsum", "ReverseV2", "Roll")
+"""The ops of the table that are linear in the first input: of a partial sum, they also give a partial sum."""
 
 
 def _follow_table(takes: list[str], gives: list[str], mixes: Mixes, node: Node) -> Decision:
@@ -109,15 +107,11 @@ def _follow_table(takes: list[str], gives: list[str], mixes: Mixes, node: Node) 
     return node.decide(needs, *(placement if kind == "rows" else SUM for kind in gives))
 
 
-def _add_table(table: list[tuple[str, str, str]], linear: int | None) -> None:
-    """linear: the index of the input in which the ops are linear; None: they are not linear."""
-    for signature, mixes, types in table:
-        takes, gives = ([part.strip() for part in side.split(",")] for side in signature.split("->"))
-        register_rule(types, linear=linear)(functools.partial(_follow_table, takes, gives, _MIXES[mixes]))
-
-
-_add_table(_TABLE, None)
-_add_table(_LINEAR, 0)
+for _signature, _mixes, _types in _TABLE:
+    _takes, _gives = ([_part.strip() for _part in _side.split(",")] for _side in _signature.split("->"))
+    for _type in _types.split():
+        _rule = functools.partial(_follow_table, _takes, _gives, _MIXES[_mixes])
+        register_rule(_type, linear=0 if _type in _LINEAR else None)(_rule)
 
 
 def find_channel_axis(node: Node) -> int:

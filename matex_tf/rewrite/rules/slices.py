@@ -13,9 +13,6 @@ in which their backward op is linear: `registry` has the rules for partial sums 
 
 from __future__ import annotations
 
-from typing import Any
-
-from matex_tf.lazy import tf
 from matex_tf.rewrite.nodes import Decision, Node, NoRuleError, require, require_known
 from matex_tf.rewrite.placement import PARTIAL, SIZES, WHOLE, Placement, Rows, Size, make_sizes, shard
 from matex_tf.rewrite.rules.arrays import read_unit, take_blocks
@@ -73,13 +70,8 @@ def _take_size(node: Node) -> Decision:
     sizes = node.get_placement(0).sizes
     indices = [index for index in _list_entries(node) if index is not None]
     require(len(indices) == 1 and 0 <= indices[0] < len(sizes))
-    rows = require_known(sizes[indices[0]].rows)
-    unit = require_known(rows.unit)
-
-    def emit(copy: Any, *_: Any) -> list[Any]:
-        return [tf.cast(copy.batch_slice.count * unit, node.inputs[0].dtype)]
-
-    return node.decide([None], make_sizes([Size(rows)]), emit=emit)
+    require_known(require_known(sizes[indices[0]].rows).unit)  # so the number follows from the rank's slice (`paths`)
+    return node.decide([None], make_sizes([sizes[indices[0]]]))
 
 
 def _place_slice(
