@@ -61,6 +61,24 @@ def _masked(x, flags):
     return tf.boolean_mask(x, flags)
 
 
+def unknown(number):
+    """The number, which is not known before the graph runs."""
+    return tf.cast(tf.reduce_sum(VARIABLES[0]) * 0, tf.int32) + number
+
+
+def _first_of_unknown_entries(z):
+    longer, shorter = (tf.gather(z, tf.range(unknown(length)), axis=1) for length in (4, 2))
+    flat = tf.reshape(longer, [tf.shape(z)[0] * tf.shape(longer)[1], 3])
+    count = tf.shape(z)[0] * tf.shape(shorter)[1]
+    return flat[:count], tf.slice(flat, [0, 0], [count, 3]), tf.gather(flat, tf.range(count)), tf.gather_nd(
+        flat, tf.range(count)[:, tf.newaxis])  # fmt: skip
+
+
+def _listed_shapes(x):
+    shapes = tf.TensorArray(tf.int32, 2, infer_shape=False).write(0, tf.shape(x)).write(1, tf.shape(x) * 2)
+    return shapes.stack()[0], shapes.concat(), shapes.gather([1]), tf.zeros(shapes.read(0))
+
+
 def _compare_pairs(c):
     """How far the distances of all pairs are from their means."""
     distances = tf.abs(c[:, tf.newaxis] - c)
@@ -153,7 +171,8 @@ def _transposed(image):
     shape = tf.shape(image)
     kernel = _random.normal(size=[3, 3, 5, 2])
     return [tf.nn.conv2d_transpose(image, kernel, [shape[0], size, size, 5], 2, padding)
-            for padding, size in (("SAME", 12), ("VALID", 13))]  # fmt: skip
+            for padding, size in (("SAME", 12), ("VALID", 13))] + [
+                raw("Conv2DBackpropInput", [12, 12], kernel, image, strides=[1, 2, 2, 1], padding="SAME")]  # fmt: skip
 
 
 def _filters(image):
@@ -581,7 +600,19 @@ OPEN = {
     "rows merged in another order": lambda z: tf.reshape(tf.transpose(z, [1, 0, 2]), [-1, 3]),
     "pairs of rows": lambda x: tf.reshape(x, [-1, 6]),
     "columns beside rows": lambda turned, x: tf.transpose(x)[:, : tf.shape(x)[0]] * tf.reduce_sum(x, 1),
-    "a mean of whole numbers": lambda codes: tf.reduce_mean(codes),
+    "means of whole numbers": lambda codes: [tf.reduce_mean(one) for one in (
+        codes, codes - 4, codes % 2 * 2_000_000_000, tf.cast(codes * 50, tf.uint8))],
+    "norms": lambda x, y, codes: (raw("EuclideanNorm", tf.complex(x, y), [0]), raw("EuclideanNorm", codes, [0])),
+    "the contrast of a single image": lambda floats: tf.image.adjust_contrast(floats[:, 0], 0.7),
+    "a diagonal of rows": lambda c: raw("Einsum", [c], equation="i->ii"),
+    "at least one": lambda x: tf.maximum(tf.shape(x)[0] * tf.stack([-1, unknown(0)]), 1),
+    "shapes in a list": _listed_shapes,
+    "the single row that a mask chooses, squeezed": lambda x, c: tf.squeeze(
+        tf.boolean_mask(x, c >= tf.reduce_max(c))),
+    "as many rows as two batches": lambda x, z: tf.reshape(
+        tf.tanh(tf.reshape(z, [-1, 3])), [tf.shape(tf.concat([x, x], 0))[0], -1]),
+    "the first of unknown entries": _first_of_unknown_entries,
+    "a large size": lambda x: tf.shape(x)[0] * unknown(400_000_000),
     "a division of whole numbers": lambda codes: raw("Div", tf.reduce_sum(codes, 0), [2, 2, 2]),
     "numbers of rows": lambda x: tf.range(tf.shape(x)[0]) * 2,
     "the greatest of the numbers of rows": lambda x: tf.reduce_max(tf.range(tf.shape(x)[0])),

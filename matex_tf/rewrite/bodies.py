@@ -234,8 +234,9 @@ class Body:
         sums_early = self.copy.exchanger.sums_early
         can_wait = [sums_early and exchange.can_wait for exchange, each in zip(wave, prepared) for _ in each.requests]
         with tf.control_dependencies(self.last):
-            results = self.copy.exchanger.exchange(
-                requests, self.copy.batch_slice, labels_of_requests, is_last, can_wait
+            exchange = self.copy.exchanger.exchange
+            results = (
+                exchange(requests, self.copy.batch_slice, labels_of_requests, is_last, can_wait) if requests else []
             )
         # The next collective waits for the results that are needed at once. In an ordered copy collectives run in the
         # order of their creation anyway, so one of these results is enough.

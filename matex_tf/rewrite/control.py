@@ -37,8 +37,8 @@ def needs_exchange(placement: Placement, need: Placement | None) -> bool:
     if placement.kind == SIZES:  # a rank does not know how many rows a mask has selected on other ranks
         return any(size.rows is not None and size.rows.chosen is not None for size in placement.sizes)
     if placement.kind == LIST:  # items with another placement than the need's are made whole
-        needed_item = need.item if need.kind == LIST else None
-        return placement.item != needed_item and needs_exchange(placement.item or WHOLE, WHOLE)
+        item, needed_item = placement.item or WHOLE, need.item if need.kind == LIST else None
+        return item != needed_item and (item.kind == SIZES or needs_exchange(item, WHOLE))
     return False
 
 

@@ -151,4 +151,4 @@ class Copy:
         # -1 stands for any size. Numbers of rows that a mask selects (`chosen`) are whole already: a collective has
         # added them up.
         counts_rows = tf.logical_and(tf.constant(mask), tensor >= 0)
-        return tf.where(counts_rows, tensor * total // count, tensor)
+        return tf.where(counts_rows, tensor // count * total, tensor)

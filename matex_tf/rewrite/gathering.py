@@ -101,6 +101,8 @@ def _prepare_list(copy: Any, value: Value, tensor: Any) -> Prepared:
     stacked = tf.raw_ops.TensorListStack(input_handle=tensor, element_shape=-1, element_dtype=dtype)
     if item.kind == PARTIAL:
         inner = Prepared([Request(item.reduction, stacked)], lambda results: results[0])
+    elif item.kind == SIZES:
+        inner = Prepared([], lambda _: copy.make_sizes_whole(stacked, item))
     else:
         inner = _prepare_rows(copy, stacked, item.axis + 1, item.rows)  # axis 0 of the stack numbers the items
 

@@ -100,7 +100,7 @@ class Value:
         if self.placement.kind != REPLICATED or not self.dtype.is_integer or self.shape is None or len(self.shape) > 1:
             return None
         if self.constant is not None:
-            return tuple(Size(None, int(number)) for number in self.constant.reshape(-1)[: MAX_TRACKED + 1])
+            return tuple(Size(None, int(number)) for number in self.constant.reshape(-1))
         count = self.tensor.shape.num_elements()
         return None if count is None or count > MAX_TRACKED else (Size(),) * count
 

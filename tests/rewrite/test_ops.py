@@ -6,7 +6,7 @@ import inspect
 
 import pytest
 import tensorflow as tf
-from op_cases import ARRAYS, CASES, DRAWN, OPEN, SINGLE
+from op_cases import ARRAYS, CASES, DRAWN, OPEN, SINGLE, W, unknown
 from simulated_ranks import Simulation, find_difference
 
 from matex_tf.rewrite.kept import Kept
@@ -75,6 +75,28 @@ def test_where_rows_meet_they_are_gathered(name):
         expected = simulation.run_alone()
         for given in simulation.run(counts):
             assert not find_difference(expected, given), counts
+
+
+def _merge_times(z):
+    """A product over rows and times at once, of which the number of times is not fixed."""
+    z = tf.gather(z, tf.range(unknown(4)), axis=1)
+    rows, times = tf.unstack(tf.shape(z)[:2])
+    return tf.reshape(tf.reshape(z, [rows * times, 3]) @ W, [rows, times, 4])
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda floats: tf.gradients(tf.image.resize(floats, [4, 5]), floats),
+        lambda floats: tf.gradients(tf.image.resize(floats, [4, 5], "bicubic"), floats),
+        lambda x: tf.reshape(tf.tanh(tf.reshape(tf.tile(x, [1, 49]), [-1, 3])), [-1, 147]),
+        _merge_times,
+    ],
+)
+def test_rows_are_not_gathered(function):
+    program = _simulate(function).program
+    assert all(value.placement.is_sharded for value in program.outputs)
+    assert not program.has_collectives
 
 
 def test_numbers_without_a_seed_are_the_same_on_all_ranks():

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from fractions import Fraction
 
 from matex_tf.rewrite.nodes import Decision, Node, require, require_known
 from matex_tf.rewrite.placement import WHOLE, Placement, Rows, Size, shard
@@ -78,6 +79,15 @@ def take_blocks(rows: Rows, begin: int, end: int | None) -> Rows:
     end = bounds[-1] if end is None else min(end, bounds[-1])
     require(begin in bounds and end in bounds and begin < end)
     return Rows(rows.blocks[bounds.index(begin) : bounds.index(end)])
+
+
+def scale_blocks(rows: Rows, factor: Fraction) -> Rows:
+    """The rows of an axis with `factor` (3 or 1/3) times as many entries. Raises NoRuleError for a part of an entry."""
+    if factor == 1:
+        return rows
+    blocks = [block * factor for block in rows.blocks if block is not None]
+    require(rows.unit is not None and all(block.denominator == 1 for block in blocks))
+    return Rows(tuple(map(int, blocks)))
 
 
 @register_rule("PadV2")

@@ -11,9 +11,11 @@ each of the n rows (`placement.Size`).
 from __future__ import annotations
 
 from collections.abc import Callable
+from fractions import Fraction
 
-from matex_tf.rewrite.nodes import Decision, Node, require
-from matex_tf.rewrite.placement import LIST, SIZES, WHOLE, Rows, Size, make_sizes, multiply_sizes, shard
+from matex_tf.rewrite.nodes import Decision, Node, require, require_known
+from matex_tf.rewrite.placement import LIST, SIZES, WHOLE, Size, make_sizes, multiply_sizes, shard
+from matex_tf.rewrite.rules.arrays import scale_blocks
 from matex_tf.rewrite.rules.registry import keep_sum, register_rule
 
 IDENTITIES = "CheckNumerics CheckNumericsV2 DebugIdentityV2"
@@ -142,10 +144,8 @@ def _combine_sizes(node: Node, combine: Callable[[Size, Size], Size | None]) -> 
     # A single number is broadcast against a vector.
     first, second = (sizes * length if len(sizes) == 1 else sizes for sizes in terms)
     # `Size()`: a number that is equal on all ranks.
-    combined = [combine(a, b) if a.rows or b.rows else Size() for a, b in zip(first, second)]
-    if len(first) != len(second) or None in combined:
-        return None
-    return node.decide([None, None], make_sizes([size for size in combined if size is not None]))
+    combined = [combine(a, b) if a.rows or b.rows else Size() for a, b in zip(first, second, strict=True)]
+    return node.decide([None, None], make_sizes(list(map(require_known, combined))))
 
 
 def _add_sizes(first: Size, second: Size) -> Size | None:
@@ -157,22 +157,17 @@ def _subtract_sizes(first: Size, second: Size) -> Size | None:
     return first if second == Size(None, 0) else None
 
 
-def _divide_sizes(first: Size, second: Size) -> Size | None:
+def _divide_sizes(first: Size, second: Size) -> Size:
     """n / k, if each row of the batch has a multiple of k entries in each block."""
-    rows, divisor = first.rows, second.value
-    if rows is None or second.rows is not None or divisor is None or divisor <= 0:
-        return None
-    if divisor == 1:
-        return first
-    if rows.unit is None or any(block is None or block % divisor for block in rows.blocks):
-        return None
-    return Size(Rows(tuple(block // divisor for block in rows.blocks if block)))
+    divisor = require_known(second.value)
+    require(divisor > 0)
+    return Size(scale_blocks(require_known(first.rows), Fraction(1, divisor)))
 
 
-def _maximize_sizes(first: Size, second: Size) -> Size | None:
+def _maximize_sizes(first: Size, second: Size) -> Size:
     """The maximum of a number of rows and 1 or less: the number of rows, since the batch and each slice have a row."""
-    for counting, number in ((first, second), (second, first)):
-        bound = number.value if number.rows is None else None
-        if counting.rows is not None and counting.rows.chosen is None and bound is not None and bound <= 1:
-            return counting if 0 not in counting.rows.blocks else None
-    return None
+    counting, number = (first, second) if second.rows is None else (second, first)
+    rows = require_known(counting.rows)
+    require(require_known(number.value) <= 1 and rows.chosen is None)
+    require(all(block and block > 0 for block in rows.blocks))
+    return counting

@@ -25,6 +25,7 @@ _MIXES: dict[str, Mixes] = {
     "none": lambda node, index, axis: False,
     "last": lambda node, index, axis: axis == node.count_axes(index) - 1,
     "last 2": lambda node, index, axis: axis >= node.count_axes(index) - 2,
+    "last 3": lambda node, index, axis: axis >= node.count_axes(index) - 3,
     "named by 1": lambda node, index, axis: axis in node.read_axes(1, node.count_axes(index)),
     "named by 2": lambda node, index, axis: axis in node.read_axes(2, node.count_axes(index)),
     "channels": lambda node, index, axis: axis == find_channel_axis(node),
@@ -38,13 +39,12 @@ of the rows, the op needs all rows.
 
 _TABLE: list[tuple[str, str, str]] = [
     ("rows -> rows", "inner", """
-        AvgPool AvgPool3D DepthToSpace SpaceToDepth MaxPool MaxPool3D LRN FakeQuantWithMinMaxArgs RGBToHSV HSVToRGB
-        ExtractImagePatches DecodeRaw Conv2D Conv3D DepthwiseConv2dNative ResizeBilinear ResizeNearestNeighbor
-        ResizeBicubic ResizeArea Dilation2D AdjustContrastv2 AdjustHue AdjustSaturation MaxPoolV2
-        FakeQuantWithMinMaxVars ScaleAndTranslate ResizeBilinearGrad ResizeBicubicGrad ResizeNearestNeighborGrad"""),
+        AvgPool AvgPool3D DepthToSpace SpaceToDepth MaxPool MaxPool3D LRN FakeQuantWithMinMaxArgs ExtractImagePatches
+        DecodeRaw Conv2D Conv3D DepthwiseConv2dNative ResizeBilinear ResizeNearestNeighbor ResizeBicubic ResizeArea
+        Dilation2D MaxPoolV2 FakeQuantWithMinMaxVars ScaleAndTranslate ResizeNearestNeighborGrad"""),
     ("rows, rows -> rows", "inner", """
         SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits InTopKV2 InTopK
-        ImageProjectiveTransformV3"""),
+        ImageProjectiveTransformV3 ResizeBilinearGrad ResizeBicubicGrad"""),
     ("rows, rows, rows -> rows", "inner", """
         MaxPoolGrad MaxPool3DGrad MaxPoolGradGrad MaxPool3DGradGrad LRNGrad MaxPoolGradV2"""),
     ("sizes, rows -> rows", "inner", "AvgPoolGrad AvgPool3DGrad"),
@@ -53,14 +53,20 @@ _TABLE: list[tuple[str, str, str]] = [
     ("rows, same, rows -> sum", "inner", """
         Conv2DBackpropFilter Conv3DBackpropFilterV2 DepthwiseConv2dNativeBackpropFilter"""),
     ("rows -> rows", "channels", "BiasAdd BiasAddV1"),
-    ("rows -> rows", "last", "Softmax LogSoftmax TopKV2 TopK FFT IFFT RFFT IRFFT MatrixDiagV3"),
+    ("rows -> sum", "channels", "BiasAddGrad"),
+    ("rows -> rows", "last", """
+        Softmax LogSoftmax TopKV2 TopK FFT IFFT RFFT IRFFT MatrixDiagV3 RGBToHSV HSVToRGB AdjustHue
+        AdjustSaturation"""),
+    ("rows -> rows", "last 3", "AdjustContrastv2"),
     ("rows -> sum", "none", "L2Loss"),
     ("rows -> rows", "last 2", """
         FFT2D IFFT2D RFFT2D IRFFT2D MatrixDiagPartV3 MatrixBandPart MatrixInverse Cholesky MatrixDeterminant
         LogMatrixDeterminant SelfAdjointEigV2 Qr Svd"""),
+    ("rows, rows -> rows", "last", "Cross"),
     ("rows, rows -> rows", "last 2", "MatrixSetDiagV3"),
     ("rows, rows -> rows", "equations", "MatrixTriangularSolve MatrixSolve"),
-    ("rows -> rows", "named by 1", "Cumprod CumulativeLogsumexp"),
+    ("rows -> rows", "named by 1", "Cumprod Cumsum CumulativeLogsumexp ReverseV2"),
+    ("rows -> rows", "named by 2", "Roll"),
     ("same, rows -> rows", "none", "LookupTableFindV2 LookupTableFind"),
     ("same, rows -> rows", "batches", "ResourceGather"),
     ("same, rows -> rows", "last", "ResourceGatherNd"),
@@ -75,13 +81,8 @@ _TABLE: list[tuple[str, str, str]] = [
 Inputs that are not listed are replicated; outputs that are not listed are like the last listed one.
 """
 
-_LINEAR: list[tuple[str, str, str]] = [
-    ("rows -> sum", "channels", "BiasAddGrad"),
-    ("rows -> rows", "named by 1", "Cumsum ReverseV2"),
-    ("rows -> rows", "named by 2", "Roll"),
-    ("rows, rows -> rows", "last", "Cross"),
-]
-"""As `_TABLE`, for ops that are linear in the first input: of a partial sum, they also give a partial sum."""
+_LINEAR = ("BiasAddGrad", "Cross", "Cumsum", "ReverseV2", "Roll")
+"""The ops of the table that are linear in the first input: of a partial sum, they also give a partial sum."""
 
 
 def _follow_table(takes: list[str], gives: list[str], mixes: Mixes, node: Node) -> Decision:
@@ -98,6 +99,7 @@ def _follow_table(takes: list[str], gives: list[str], mixes: Mixes, node: Node) 
             needs.append(node.bring_rows(index, placement))
         elif kind == "sizes":
             row_size, *rest = node.read_sizes(index)
+            require(len(rest) == node.count_axes(first) - 1)  # the sizes of Conv2DBackpropInput may lack the rows
             require(row_size.rows in (None, placement.rows) and all(size.rows is None for size in rest))
             needs.append(find_need(node, index, (Size(placement.rows), *rest)))
         else:
@@ -105,15 +107,11 @@ def _follow_table(takes: list[str], gives: list[str], mixes: Mixes, node: Node) 
     return node.decide(needs, *(placement if kind == "rows" else SUM for kind in gives))
 
 
-def _add_table(table: list[tuple[str, str, str]], linear: int | None) -> None:
-    """linear: the index of the input in which the ops are linear; None: they are not linear."""
-    for signature, mixes, types in table:
-        takes, gives = ([part.strip() for part in side.split(",")] for side in signature.split("->"))
-        register_rule(types, linear=linear)(functools.partial(_follow_table, takes, gives, _MIXES[mixes]))
-
-
-_add_table(_TABLE, None)
-_add_table(_LINEAR, 0)
+for _signature, _mixes, _types in _TABLE:
+    _takes, _gives = ([_part.strip() for _part in _side.split(",")] for _side in _signature.split("->"))
+    for _type in _types.split():
+        _rule = functools.partial(_follow_table, _takes, _gives, _MIXES[_mixes])
+        register_rule(_type, linear=0 if _type in _LINEAR else None)(_rule)
 
 
 def find_channel_axis(node: Node) -> int:

@@ -96,6 +96,7 @@ def pop(node: Node) -> Decision:
 @register_rule("TensorListStack")
 def stack(node: Node) -> Decision:
     item = _read_item(node) or WHOLE
+    require(item.kind != SIZES)  # a matrix of sizes has no placement
     stacked = shard(item.axis + 1, item.rows) if item.is_sharded else item
     return node.decide([None, _keep_sizes(node, 1, item)], stacked)
 

@@ -17,11 +17,11 @@ from matex_tf.rewrite.rules.registry import register_rule
 def place_product(node: Node, factors: Sequence[Sequence[str]], result: Sequence[str]) -> Decision:
     """The placements of a product. factors: the labels of the axes of each input, as in `tf.einsum`. result: the labels
     of the output's axes. One label is of the rows. An input with this label needs the rows of the first sharded input,
-    any other input must be whole. If an input has the label twice, the op takes whole tensors (`require`).
+    any other input must be whole. If a tensor has the label twice, the op takes whole tensors (`require`).
     """
     first = node.find_input_with_rows(range(len(node.inputs)))
     row_label, rows = factors[first][node.get_placement(first).axis], node.get_placement(first).rows
-    require(all(labels.count(row_label) <= 1 for labels in factors))
+    require(all(labels.count(row_label) <= 1 for labels in (*factors, result)))
     needs = [
         node.bring_rows(index, shard(labels.index(row_label), rows)) if row_label in labels else WHOLE
         for index, labels in enumerate(factors)

@@ -54,19 +54,19 @@ def add_up(node: Node) -> Decision:
     return keep_sum(node)._replace(shapes=[_find_shape(node)])
 
 
-@register_rule("Mean")
-def average(node: Node) -> Decision | Expansion:
-    """A mean over the rows: the sum divided by the number of all rows."""
-    placement, dtype = node.get_placement(0), node.inputs[0].dtype
-    if not placement.is_sharded:
-        is_rounded = not (dtype.is_floating or dtype.is_complex)  # then a mean is not linear
-        return node.decide_whole() if placement.is_partial and is_rounded else keep_sum(node)
+@register_rule("Mean EuclideanNorm")
+def reduce_by_formula(node: Node) -> Decision | Expansion:
+    """A mean over the rows is the sum divided by the number of all rows; a norm is the root of the sum of squares."""
+    is_mean, dtype = node.type == "Mean", node.inputs[0].dtype
+    is_integer = not (dtype.is_floating or dtype.is_complex)
+    if not node.has_rows:  # a mean of integers is rounded, so it is not linear
+        return keep_sum(node) if is_mean and not is_integer else node.decide_whole()
     kept = _keep_rows(node)
     if kept is not None:
-        return node.decide([None], kept)
-    named = node.read_named_axes(1, node.count_axes(0))
-    axes = tuple(axis for axis, is_named in enumerate(named) if is_named)
-    return Expansion(_make_mean, (axes, node.read_attribute("keep_dims")))
+        return node.decide([None], kept, shapes=[_find_shape(node)])
+    require(is_mean or not is_integer)  # `tf.sqrt` takes no integers
+    axes = tuple(node.read_axes(1, node.count_axes(0)))
+    return Expansion(_make_mean if is_mean else _make_norm, (axes, node.read_attribute("keep_dims")))
 
 
 def _make_mean(axes: tuple[int, ...], keeps_axes: bool, rows: Any, _: Any) -> Any:
@@ -74,11 +74,14 @@ def _make_mean(axes: tuple[int, ...], keeps_axes: bool, rows: Any, _: Any) -> An
     wide = _widen(rows)
     total = tf.reduce_sum(wide, axes, keepdims=keeps_axes)
     count = tf.cast(tf.reduce_prod(sizes), wide.dtype)
-    return tf.cast(total // count if rows.dtype.is_integer else total / count, rows.dtype)
+    divide = tf.truncatediv if rows.dtype.is_integer else tf.divide  # the op rounds integers towards 0
+    return tf.cast(divide(total, count), rows.dtype)
 
 
 def _widen(rows: Any) -> Any:
-    """Rows of half precision in float32: a sum, or a number of rows, may overflow although the mean does not."""
+    """Rows in the dtype in which the op adds them up: a sum, or a number of rows, may overflow although a mean fits."""
+    if rows.dtype.is_integer and rows.dtype.size < 8:
+        return tf.cast(rows, tf.int64)
     return tf.cast(rows, tf.float32) if rows.dtype.name in HALF else rows
 
 
@@ -87,8 +90,7 @@ def multiply(node: Node) -> Decision:
     """The product of the numbers of a shape is a number of entries. For any other product see `take_extreme`."""
     placement = node.get_placement(0)
     if placement.kind == SIZES and node.count_axes(0) == 1 and node.read_constant(1).size:
-        product = multiply_sizes(placement.sizes)
-        return node.decide_whole() if product is None else node.decide([None], make_sizes([product]))
+        return node.decide([None], make_sizes([require_known(multiply_sizes(placement.sizes))]))
     return take_extreme(node)
 
 
@@ -107,16 +109,9 @@ def take_extreme(node: Node) -> Decision:
     return node.decide([None], result, shapes=[_find_shape(node)])
 
 
-@register_rule("EuclideanNorm")
-def take_norm(node: Node) -> Decision | Expansion:
-    kept = _keep_rows(node)
-    if kept is not None:
-        return node.decide([None], kept, shapes=[_find_shape(node)])
-    return Expansion(_make_norm, (tuple(node.read_axes(1, node.count_axes(0))), node.read_attribute("keep_dims")))
-
-
 def _make_norm(axes: tuple[int, ...], keeps_axes: bool, rows: Any, _: Any) -> Any:
-    return tf.cast(tf.sqrt(tf.reduce_sum(tf.square(_widen(rows)), axes, keepdims=keeps_axes)), rows.dtype)
+    wide = _widen(rows)
+    return tf.cast(tf.sqrt(tf.reduce_sum(wide * tf.math.conj(wide), axes, keepdims=keeps_axes)), rows.dtype)
 
 
 @register_rule("ArgMax ArgMin")

@@ -43,7 +43,7 @@ def register_rule(
         def move_or_decide(node: Node) -> Decision | Expansion:
             moved = [] if moves is None else _select(node, moves)
             is_moved = any(node.get_placement(index).kind == SIZES for index in moved)
-            return _move_sizes(node, moved) if is_moved else rule(node)
+            return move_sizes(node, moved) if is_moved else rule(node)
 
         linear_inputs = moves if linear is None else linear
         for name in types.split():
@@ -59,7 +59,13 @@ def register_rule(
     return add
 
 
-def _move_sizes(node: Node, indexes: Sequence[int]) -> Decision:
+def keep_sizes(node: Node) -> list[Placement | None]:
+    """Needs that leave inputs of the placement SIZES unchanged. Raises NoRuleError if no input has that placement."""
+    require(any(placement.kind == SIZES for placement in node.placements))
+    return [None if placement.kind == SIZES else WHOLE for placement in node.placements]
+
+
+def move_sizes(node: Node, indexes: Sequence[int]) -> Decision:
     """Move sizes: each number keeps its meaning at its new position.
 
     The op itself shows the new positions: it is run on arrays of the old positions. If `Pack` makes the vector [1, 2]
@@ -77,9 +83,8 @@ def _move_sizes(node: Node, indexes: Sequence[int]) -> Decision:
         entries += sizes
     outputs = evaluate(node, inputs)
     require(len(outputs) == len(node.outputs) and all(positions.ndim <= 1 for positions in outputs))
-    needs = [None if placement.kind == SIZES else WHOLE for placement in node.placements]
     gives = [make_sizes([entries[index] for index in positions.reshape(-1)]) for positions in outputs]
-    return node.decide(needs, *gives)
+    return node.decide(keep_sizes(node), *gives)
 
 
 def _select(node: Node, which: int | slice) -> Sequence[int]:

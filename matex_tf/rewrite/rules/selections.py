@@ -31,8 +31,7 @@ def gather(node: Node) -> Decision:
     if node.type == "GatherV2":
         axis, batch_axes = node.read_axes(2, node.count_axes(0))[0], node.read_attribute("batch_dims")
         batch_axes += node.count_axes(1) if batch_axes < 0 else 0
-    # The indices number rows of the table, which is sharded along the same axis.
-    if indices.index_rows is not None and table.is_sharded and axis == batch_axes == 0 and node.count_axes(1) == 1:
+    if axis == batch_axes == 0 and _number_own_rows(node, 1):
         return _take_own(node, tf.gather)
     # Table and indices have their first axes in common, among them the axis of the rows.
     if batch_axes:
@@ -48,27 +47,32 @@ def gather(node: Node) -> Decision:
     return node.decide([None], shard(new_axis, table.rows))
 
 
+def _number_own_rows(node: Node, axis_count: int) -> bool:
+    """Whether the indices, which have `axis_count` axes, number entries of the table that the rank has itself."""
+    table, indices = node.get_placement(0), node.get_placement(1)
+    is_numbered = table.is_sharded and table.axis == 0 and table.rows == indices.index_rows
+    # Two unknown numbers of entries (`Rows.unit`) may differ.
+    return is_numbered and table.rows.unit is not None and node.count_axes(1) == axis_count
+
+
 def _take_own(node: Node, take: Any) -> Decision:
     """Select entries of a table with rows by indices of the rank's own rows: all its rows, or rows that a mask selects.
 
     take: `tf.gather`, or `tf.gather_nd` if an index is a vector of coordinates.
     """
-    table, indices = node.get_placement(0), node.get_placement(1)
-    require(table.axis == 0 and table.rows == indices.index_rows)
     coordinates = require_known(1 if take is tf.gather else node.read_shape(1)[-1])
 
     def emit(copy: Any, part: Any, chosen: Any, *_: Any) -> list[Any]:
         return [take(part, chosen - tf.cast(_make_offset(copy, part, coordinates), chosen.dtype))]
 
-    return node.decide([None, None], shard(0, indices.rows), emit=emit)
+    return node.decide([None, None], shard(0, node.get_placement(1).rows), emit=emit)
 
 
 @register_rule("GatherNd", moves=0)
 def gather_nd(node: Node) -> Decision:
-    table, indices = node.get_placement(0), node.require_rows(1)
+    indices = node.require_rows(1)
     require(not node.read_attribute("batch_dims", 0) and indices.axis < node.count_axes(1) - 1)  # last: coordinates
-    if table.is_sharded and table.axis == 0 and table.rows == indices.index_rows:
-        require(node.count_axes(1) == 2)
+    if _number_own_rows(node, 2):
         return _take_own(node, tf.gather_nd)
     return node.decide([WHOLE, None], shard(indices.axis, indices.rows))
 

@@ -11,11 +11,13 @@ sizes, and keeps a partial sum where the rule does not apply.
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from typing import Any
 
 from matex_tf.lazy import tf
 from matex_tf.rewrite.nodes import Decision, Node, require, require_known
 from matex_tf.rewrite.placement import LIST, SIZES, WHOLE, ZERO, Placement, Rows, Size, shard
+from matex_tf.rewrite.rules.arrays import scale_blocks
 from matex_tf.rewrite.rules.entrywise import compute_entries
 from matex_tf.rewrite.rules.registry import register_rule
 from matex_tf.rewrite.rules.sizes import find_need, find_rows, replace_size
@@ -94,36 +96,27 @@ def _find_new_axis(placement: Placement, old_shape: list[int | None], new_sizes:
     # The new length is a number, or -1.
     if new_length.rows is None:
         require(new_length.value is not None and Size(None, -1) not in inner)
-        return axis, _scale(rows, factor)
+        return axis, scale_blocks(rows, require_known(factor))
     # The new length counts rows, such as n or n * 3.
     if new_length.rows == rows and factor in (1, None):
         return axis, rows
+    require(rows.chosen is None and new_length.rows.chosen is None)
+    # A rank's entries of a single block are consecutive, before and after. So the new length suffices.
+    if len(rows.blocks) == 1:
+        return axis, Rows((new_length.rows.unit,))
     # If sizes of the axes after it are unknown, the factor is the quotient of the units: the numbers of entries for
     # each row of the batch, after and before.
-    unit, new_unit = rows.unit, new_length.rows.unit
-    require(unit is not None and new_length.rows.chosen is None)
-    if factor is None and new_unit is not None and unit and new_unit % unit == 0:
-        factor = new_unit // unit
-    # A rank's entries of a single block are consecutive, before and after. So the new length suffices.
-    if factor is None and len(rows.blocks) == 1:
-        return axis, new_length.rows
-    return axis, _scale(rows, factor)
+    if factor is None:
+        require(bool(rows.unit))
+        factor = Fraction(require_known(new_length.rows.unit), require_known(rows.unit))
+    return axis, scale_blocks(rows, factor)
 
 
-def _scale(rows: Rows, factor: float | None) -> Rows:
-    """The rows of an axis with `factor` (3 or 1/3) times as many entries. Raises NoRuleError for a part of an entry."""
-    if factor == 1:
-        return rows
-    blocks = [block * require_known(factor) for block in rows.blocks if block is not None]
-    require(rows.unit is not None and all(block == int(block) for block in blocks))
-    return Rows(tuple(map(int, blocks)))
-
-
-def _divide_entries(old: list[int | None], new: list[int | None]) -> float | None:
+def _divide_entries(old: list[int | None], new: list[int | None]) -> Fraction | None:
     """The number of entries of the sizes `old`, divided by the entries of the sizes `new`; None if it is unknown."""
     if None in old or None in new or -1 in new or 0 in new:
         return None
-    return math.prod(size or 0 for size in old) / math.prod(size or 0 for size in new)
+    return Fraction(math.prod(size or 0 for size in old), math.prod(size or 0 for size in new))
 
 
 @register_rule("ExpandDims", moves=0)
@@ -142,6 +135,7 @@ def squeeze(node: Node) -> Decision:
     axes = [int(axis) % len(before) for axis in node.read_attribute("squeeze_dims")]
     if not axes:
         require(all(size is not None for index, size in enumerate(before) if index != placement.axis))
+        require(placement.rows.chosen is None)  # a mask may select a single row, whose axis the op drops
         axes = [index for index, size in enumerate(before) if size == 1 and index != placement.axis]
     require(placement.axis not in axes)  # a batch may have one row, and a rank none or all of them
     after = placement._replace(axis=placement.axis - sum(axis < placement.axis for axis in axes))

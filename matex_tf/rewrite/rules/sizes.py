@@ -16,7 +16,7 @@ from typing import Any
 from matex_tf.lazy import tf
 from matex_tf.rewrite.nodes import Decision, Node, require, require_known
 from matex_tf.rewrite.placement import LIST, SIZES, WHOLE, Placement, Rows, Size, make_sizes, multiply_sizes, shard
-from matex_tf.rewrite.rules.registry import register_rule
+from matex_tf.rewrite.rules.registry import keep_sizes, move_sizes, register_rule
 
 
 def describe_shape(node: Node, index: int) -> list[Size]:
@@ -36,8 +36,7 @@ def shape(node: Node) -> Decision:
 
 @register_rule("Size")
 def size(node: Node) -> Decision:
-    count = multiply_sizes(describe_shape(node, 0))
-    return node.decide_whole() if count is None else node.decide([None], make_sizes([count]))
+    return node.decide([None], make_sizes([require_known(multiply_sizes(describe_shape(node, 0)))]))
 
 
 @register_rule("Rank")
@@ -130,19 +129,8 @@ def _may_be_equal(first: Size, second: Size) -> bool:
 @register_rule("DynamicStitch ParallelDynamicStitch")
 def stitch(node: Node) -> Decision:
     """Merge vectors of numbers at constant positions: the shape before a reduction, with 1 for each reduced axis."""
-    needs, count = _keep_sizes(node), len(node.inputs) // 2
-    merged: dict[int, Size] = {}
-    for index in range(count):
-        positions, sizes = node.read_constant(index).reshape(-1), node.read_sizes(count + index)
-        merged.update(zip(map(int, positions), sizes, strict=True))
-    require(sorted(merged) == list(range(len(merged))))
-    return node.decide(needs, make_sizes([merged[position] for position in range(len(merged))]))
-
-
-def _keep_sizes(node: Node) -> list[Placement | None]:
-    """Needs that leave inputs of the placement SIZES unchanged. Raises NoRuleError if no input has that placement."""
-    require(any(placement.kind == SIZES for placement in node.placements))
-    return [None if placement.kind == SIZES else WHOLE for placement in node.placements]
+    keep_sizes(node)  # raises NoRuleError if no number counts rows
+    return move_sizes(node, range(len(node.inputs) // 2, len(node.inputs)))
 
 
 @register_rule("ConcatOffset")
@@ -151,7 +139,7 @@ def find_offsets(node: Node) -> Decision:
 
     TensorFlow uses this in gradients of `tf.concat`. Input 0 is the axis; each other input is the shape of a part.
     """
-    needs, shapes = _keep_sizes(node), [node.read_sizes(index) for index in range(1, len(node.inputs))]
+    needs, shapes = keep_sizes(node), [node.read_sizes(index) for index in range(1, len(node.inputs))]
     axis = int(node.read_constant(0).reshape(())) % len(shapes[0])
     other_sizes = [sizes for index, sizes in enumerate(zip(*shapes)) if index != axis]
     require(all(len({size.rows for size in sizes}) == 1 for sizes in other_sizes))

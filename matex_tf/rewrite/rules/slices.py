@@ -13,9 +13,6 @@ in which their backward op is linear: `registry` has the rules for partial sums 
 
 from __future__ import annotations
 
-from typing import Any
-
-from matex_tf.lazy import tf
 from matex_tf.rewrite.nodes import Decision, Node, NoRuleError, require, require_known
 from matex_tf.rewrite.placement import PARTIAL, SIZES, WHOLE, Placement, Rows, Size, make_sizes, shard
 from matex_tf.rewrite.rules.arrays import read_unit, take_blocks
@@ -73,13 +70,8 @@ def _take_size(node: Node) -> Decision:
     sizes = node.get_placement(0).sizes
     indices = [index for index in _list_entries(node) if index is not None]
     require(len(indices) == 1 and 0 <= indices[0] < len(sizes))
-    rows = require_known(sizes[indices[0]].rows)
-    unit = require_known(rows.unit)
-
-    def emit(copy: Any, *_: Any) -> list[Any]:
-        return [tf.cast(copy.batch_slice.count * unit, node.inputs[0].dtype)]
-
-    return node.decide([None], make_sizes([Size(rows)]), emit=emit)
+    require_known(require_known(sizes[indices[0]].rows).unit)  # so the number follows from the rank's slice (`paths`)
+    return node.decide([None], make_sizes([sizes[indices[0]]]))
 
 
 def _place_slice(
@@ -158,10 +150,15 @@ def slice_backward(node: Node) -> Decision:
 def _slice_blocks(rows: Rows, begin: Size | None, end: Size | None) -> Rows:
     """The rows from `begin` to `end`; None: from the first, or to the last."""
     begin = begin or Size(None, 0)
-    is_to_last = end is None or end.rows == rows  # `end` is the length of the axis
+    is_to_last = end is None or _is_length(end, rows)
     if begin == Size(None, 0) and is_to_last:
         return rows
     return take_blocks(rows, read_unit(begin), None if end is None or is_to_last else read_unit(end))
+
+
+def _is_length(size: Size, rows: Rows) -> bool:
+    """Whether a size certainly is the length of an axis with these rows. Two unknown numbers of entries may differ."""
+    return size.rows == rows and None not in rows.blocks
 
 
 @register_rule("Slice", moves=0)
@@ -172,7 +169,7 @@ def slice_by_sizes(node: Node) -> Decision:
     require(all(size.rows is None for size in others))
     begin, count = begins[placement.axis], counts[placement.axis]
     rows, takes_rest = placement.rows, count == Size(None, -1)  # -1: up to the end of the axis
-    if begin != Size(None, 0) or not (takes_rest or count.rows == rows):
+    if begin != Size(None, 0) or not (takes_rest or _is_length(count, rows)):
         first = read_unit(begin)
         rows = take_blocks(rows, first, None if takes_rest else first + read_unit(count))
     return node.decide([None, find_need(node, 1, begins), find_need(node, 2, counts)], shard(placement.axis, rows))
