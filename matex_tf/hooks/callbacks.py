@@ -28,7 +28,7 @@ def _wrap_list(original: Any) -> Any:
 
     def __init__(self, *args, **kwargs):
         original(self, *args, **kwargs)
-        if not world.is_active():
+        if not world.is_active() or not agreement.is_main_thread():
             return
         stops_within = any(map(_may_stop_within_epoch, self.callbacks))
         hears_batches = stops_within or events.batch_ended.is_heard

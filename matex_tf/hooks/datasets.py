@@ -269,14 +269,17 @@ def _wrap_from_tensors(original: Any) -> Any:
     return make
 
 
-@HOOKS.replace(_DATASETS, "DatasetV2.batch", _IF_HOOK_MISSING)
+@HOOKS.replace(_DATASETS, "DatasetV2.batch DatasetV2.padded_batch DatasetV2.rebatch", _IF_HOOK_MISSING)
 def _wrap_batch(original: Any) -> Any:
+    def find_part(rows: Any) -> int:
+        me = world.get_world()
+        start, stop = slice_bounds.deal_block(int(rows), me.rank, me.trainers)
+        return max(stop - start, 1)
+
     def batch(self, batch_size, *args, **kwargs):
         # The script's batch size counts the rows of all ranks. A dataset of own rows gets this rank's part of it.
         if world.is_active() and settings.get_settings().scaling == "strong" and shard_arrays.is_shard(self):
-            me = world.get_world()
-            start, stop = slice_bounds.deal_block(int(batch_size), me.rank, me.trainers)
-            batch_size = max(stop - start, 1)
+            batch_size = tf.nest.map_structure(find_part, batch_size)  # `rebatch` also takes a list
         return original(self, batch_size, *args, **kwargs)
 
     return batch

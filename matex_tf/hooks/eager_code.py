@@ -9,7 +9,7 @@ calls. The last hook shares them.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from matex_tf.lazy import tf
@@ -59,9 +59,10 @@ def _wrap_update(list_updated: Callable[[Any, list[Any], Any], Iterable[Any]]) -
             if not tf.executing_eagerly() or not agreement.is_watched():
                 return original(self, *args, **kwargs)
             call = signature.bind(self, *args, **kwargs)
-            # The argument may be an iterator, which can be read only once.
-            call.arguments[first] = items = list(call.arguments[first])
-            updated = list(list_updated(self, items, call.arguments.get(second)))
+            for name in (first, second):  # an argument may be an iterator, which can be read only once
+                if isinstance(call.arguments.get(name), Iterator):
+                    call.arguments[name] = list(call.arguments[name])
+            updated = list(list_updated(self, call.arguments[first], call.arguments.get(second)))
             events.updates_eagerly(self)  # an event: the optimizer is about to update
             result = original(*call.args, **call.kwargs)
             slots = getattr(self, "variables", [])

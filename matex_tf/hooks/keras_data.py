@@ -18,7 +18,7 @@ from typing import Any
 from matex_tf.lazy import tf
 from matex_tf.runtime.keras_table import KerasTable
 from matex_tf.sharding import shard_arrays
-from matex_tf.steps import events, own_arrays, own_data, weak_scaling
+from matex_tf.steps import agreement, events, own_arrays, own_data, weak_scaling
 from matex_tf.world import world
 
 _TRAINING, _TESTED = "the training data of fit", "the data of evaluate"
@@ -111,7 +111,7 @@ def _wrap_fit(original: Any) -> Any:
 
     def fit(*args, **kwargs):
         call = signature.bind(*args, **kwargs)
-        if world.is_active() and not own_data.is_alone():
+        if agreement.is_watched():
             _cut_validation(call.arguments)
         with _call_kind("fit"):
             return original(*call.args, **call.kwargs)
@@ -145,7 +145,7 @@ def _wrap_source(original: Any) -> Any:
     def __init__(*args, **kwargs):
         kind, _state.kind = getattr(_state, "kind", ""), ""  # further data of the call are not its own (`_call_kind`)
         call = signature.bind(*args, **kwargs)
-        if world.is_active() and not own_data.is_alone() and kind != "predict":
+        if agreement.is_watched() and kind != "predict":
             events.ranks_meet("preparing data for Keras")
             _prepare(call.arguments, kind == "fit")
         original(*call.args, **call.kwargs)
@@ -177,7 +177,7 @@ def _wrap_predict(original: Any) -> Any:
     def predict(*args, **kwargs):
         call = signature.bind(*args, **kwargs)
         x = call.arguments.get("x")
-        if not world.is_active() or own_data.is_alone():
+        if not agreement.is_watched():
             return original(*args, **kwargs)
         is_own = _is_own(x) if _is_source(x) else own_arrays.are_computed_alone(x, "the data of predict")
         if not is_own:  # all ranks have the same data, and share the batches

@@ -152,8 +152,8 @@ class Fitting:
 
 
 def _call_python(function: Any, *args: Any) -> Any:
-    """A number that `function` returns on this rank; no other rank needs it."""
-    number = tf.numpy_function(function, args, tf.int64, stateful=False)
+    """A number that `function` returns on this rank; no other rank needs it. Called in each execution of the graph."""
+    number = tf.numpy_function(function, args, tf.int64)
     number.set_shape([])
     return number
 

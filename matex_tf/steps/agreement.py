@@ -31,10 +31,14 @@ _are_differences_expected = False
 """Whether ranks train by themselves for some steps (`apart.local`). Their weights differ then, and are not compared."""
 
 
+def is_main_thread() -> bool:
+    """Whether this is the main thread. Ranks share no work of other threads of a script, which are not in step."""
+    return threading.current_thread() is threading.main_thread()
+
+
 def is_watched() -> bool:
-    """Whether work of this thread is compared between ranks. Other threads of a script are not in step."""
-    is_main = threading.current_thread() is threading.main_thread()
-    return world.is_active() and is_main and not own_data.is_alone()
+    """Whether work of this thread is compared between ranks."""
+    return world.is_active() and is_main_thread() and not own_data.is_alone()
 
 
 def expect_differences(are_expected: bool) -> None:
@@ -120,8 +124,8 @@ def compare_weights(when: str, more: Iterable[Any] = ()) -> None:
     global _has_unchecked
     events.ranks_meet(f"comparing weights {when}")
     _has_unchecked = False
-    compared = [*filter(_is_trainable, variables.list_agreed()), *more]
-    shared = [one for one in compared if _is_trainable(one) and tags.get_tag(variables.find_tf_variable(one), _SHARED)]
+    compared = [*filter(_is_weight, variables.list_agreed()), *more]
+    shared = [one for one in compared if tags.get_tag(variables.find_tf_variable(one), _SHARED) and _is_weight(one)]
     differing = variables.synchronize_variables(compared, f"comparing weights {when}", shared)
     if differing:
         notes.print_note(
@@ -160,8 +164,9 @@ def list_weights(model: Any) -> list[Any]:
         return [weight for layer in model.layers for weight in list_weights(layer)]
 
 
-def _is_trainable(variable: Any) -> bool:
-    return bool(getattr(variable, "trainable", True))
+def _is_weight(variable: Any) -> bool:
+    """Whether a variable is trainable. Integer variables are counters, even if trainable."""
+    return getattr(variable, "trainable", True) and not variables.find_tf_variable(variable).dtype.is_integer
 
 
 def _name_first(names: list[str]) -> str:

@@ -11,14 +11,13 @@ rows are on this rank only (`own_data`). The `source` of a plan is the op that t
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from matex_tf import errors, tags
 from matex_tf.lazy import tf
-from matex_tf.steps import agreement, capture, events, own_data, pieces, report
+from matex_tf.steps import agreement, capture, events, own_data, pieces, report, whole_code
 from matex_tf.steps.arguments import Arguments, find_batch_key, is_source
 from matex_tf.steps.batches import Batch, LostBatch
 from matex_tf.steps.plan import StepPlan
@@ -100,12 +99,13 @@ def call_function(
     is_recorded: a gradient tape of the script records the call.
     """
     # Calls that are intercepted, work of this rank alone, and other threads, whose calls ranks do not make together.
-    is_main = threading.current_thread() is threading.main_thread()
+    is_main = agreement.is_main_thread()
     if _interceptors and is_main:
         return _interceptors[-1](original, function, args, kwargs)
     if own_data.is_alone():
         return original(function, *args, **kwargs)
     if not is_main:
+        tags.get_or_make_tag(function, IN_THREAD, lambda: _report_thread(function, args, kwargs))
         return call_whole(original, function, args, kwargs, IN_THREAD)
     args, kwargs = own_data.make_arrays_whole((args, kwargs), report.name_step(function))
     try:
@@ -134,6 +134,12 @@ def call_function(
         if batch is None:  # the data have ended
             return plan.call_at_end(inputs)
     return plan.call(inputs, batch, list(filter(is_source, arguments.leaves)))
+
+
+def _report_thread(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Tell that ranks do not share a function that a thread calls, if it trains."""
+    trained = whole_code.list_trained(capture.find_trace(function, args, kwargs))
+    report.say_whole(report.name_step(function), IN_THREAD, is_usual=not trained)
 
 
 def _unpack_inputs(traced: Any, arguments: Arguments) -> list[Any]:

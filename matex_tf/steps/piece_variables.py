@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import threading
 import weakref
 from typing import Any
 
@@ -18,7 +17,7 @@ from tensorflow.python.ops import handle_data_util
 from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable, ResourceVariable
 
 from matex_tf import errors, ops
-from matex_tf.steps import pieces
+from matex_tf.steps import agreement, pieces
 from matex_tf.world import world
 
 _numbers = itertools.count()
@@ -102,7 +101,7 @@ class PieceVariable(BaseResourceVariable):
 
     def _gather(self) -> Any:
         """The whole value of a variable in pieces. Collective."""
-        if threading.current_thread() is not threading.main_thread():
+        if not agreement.is_main_thread():
             raise errors.UnsupportedError(
                 f"a thread of the script reads '{self.name}', a variable of {self.owner} of which each rank holds a "
                 "piece; the ranks can put it together in their main threads only: read it there, or set "

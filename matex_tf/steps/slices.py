@@ -24,6 +24,11 @@ UNEVEN = (
     "tf.function for each batch. The numbers:"
 )
 
+_OTHER_SIZES = (
+    "the rows of the ranks' own batches have different sizes, as each rank pads to its own longest row. Pad to a fixed "
+    "size. The sizes, by component and rank:"
+)
+
 
 class SliceRatios:
     """The slice ratios of the ranks for one step. They are equal until `adapt` sets others between calls.
@@ -111,7 +116,7 @@ def make_own_slice(exchanger: Exchanger, components: Sequence[Any], has_batch: A
     """This rank's slice of a batch of which `components` are its own rows: tensors of at least one dimension.
 
     The ranks gather one vector of each rank: whether it has a batch, then the shapes of its components. If the
-    components of a rank have different numbers of rows, all ranks raise an error.
+    components of a rank have different numbers of rows, or rows of two ranks different sizes, all ranks raise an error.
     """
     excepthook.refuse_after_loss("a step on each rank's own rows")
     me = world.get_world()
@@ -124,15 +129,16 @@ def make_own_slice(exchanger: Exchanger, components: Sequence[Any], has_batch: A
     rows = tf.stack([everyone[:, start] for start in bounds[:-1]])  # by component and rank
     message = "the components of a rank's own batch have different numbers of rows; by component and rank:"
     counts = require(tf.reduce_all(tf.equal(rows, rows[0])), [message, rows], rows[0])
+    sizes = [everyone[:, start + 1 : end] for start, end in itertools.pairwise(bounds)]
+    largest = [tf.reduce_max(of_ranks, 0) for of_ranks in sizes]
+    are_equal = tf.equal(tf.concat(sizes, 1), tf.concat(largest, 0)) | tf.equal(counts, 0)[:, tf.newaxis]
+    counts = require(tf.reduce_all(are_equal), [_OTHER_SIZES, *sizes], counts)
     # A rank without rows computes one row, which does not contribute.
     count, rows_before = counts[me.rank], tf.reduce_sum(counts[: me.rank])
     has_rows = count > 0
     first = tf.where(has_rows, rows_before, tf.zeros_like(rows_before))
     batch_slice = make_given_slice(first, tf.maximum(count, 1), tf.reduce_sum(counts), has_rows)
-    # Of each entry of the vectors the largest among the ranks: whether any has a batch, and the sizes for `OwnRows`.
-    largest = tf.reduce_max(everyone, 0)
-    sizes = [largest[start + 1 : end] for start, end in itertools.pairwise(bounds)]
-    return OwnRows(batch_slice, largest[0] > 0, sizes)
+    return OwnRows(batch_slice, tf.reduce_any(everyone[:, 0] > 0), largest)
 
 
 def make_empty_slice() -> Slice:

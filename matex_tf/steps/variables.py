@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from matex_tf import errors, ops, tags
+from matex_tf import errors, tags
 from matex_tf.lazy import tf
 from matex_tf.runtime import objects
+from matex_tf.sharding import fingerprint
 from matex_tf.world import world
 
 _AGREED = "number among the variables on which the ranks have agreed"
@@ -71,7 +72,7 @@ def _read_value(variable: Any) -> np.ndarray:
     """The value of a variable, without a copy if it is in host memory. Valid until the variable is assigned to."""
     inner = find_tf_variable(variable)
     with tf.device(inner.device):  # otherwise a variable in host memory is copied to a GPU and back
-        return np.asarray(inner.read_value())
+        return np.asarray(inner.read_value(), inner.dtype.as_numpy_dtype)  # of a string, it is an array of one object
 
 
 class _Facts(NamedTuple):
@@ -96,7 +97,7 @@ def find_differing(names: Sequence[str], values: Iterable[np.ndarray], what: str
 
     Raises MismatchError on every rank if the ranks have different variables or shapes; it names the first difference.
     """
-    digests = [(value.dtype.str, value.shape, ops.hash_content(value)) for value in values]
+    digests = [(value.dtype.str, value.shape, fingerprint.digest_value(value)) for value in values]
     if len(set(objects.allgather(hashlib.blake2b(repr(digests).encode()).digest(), what))) == 1:
         return []
     facts = [_Facts(name, *digest) for name, digest in zip(names, digests)]

@@ -246,6 +246,15 @@ def fit_split():
     store("fit split", model, history.history["loss"], history.history["val_loss"])
 
 
+def other_batches():
+    """The script's batch size counts the rows of all ranks, whatever makes batches."""
+    rows = None if alone else tf.data.Dataset.from_tensor_slices(own(MINE))
+    padded = BATCHES if alone else rows.padded_batch(EACH * ranks)
+    rebatched = BATCHES if alone else rows.batch(ranks).rebatch(EACH * ranks)
+    store("padded_batch", None, *[x for x, _ in padded])
+    store("rebatch", None, *[x for x, _ in rebatched])
+
+
 def sharded_dataset():
     """`shard` of a dataset of batches, some of fewer rows than ranks."""
     data = matex_tf.shard(tf.data.Dataset.from_tensor_slices((X[:22], Y[:22])).batch(7))
@@ -265,6 +274,7 @@ if not IS_KERAS_2:
     fit_dataset("run_eagerly", run_eagerly=True)
     fit_dataset("steps_per_execution", steps_per_execution=2)
     sharded_dataset()
+    other_batches()
 by_hand()
 call_with_rows()
 fit_dataset("dataset")
@@ -288,6 +298,8 @@ if not alone:
     rows = tf.data.Dataset.from_tensor_slices(own(MINE))
     wrong("wrong: single rows", lambda: next(iter(rows)))
     wrong("wrong: numbers", lambda: next(iter(rows.batch(6).map(lambda x, y: (x, y, tf.reduce_sum(y))))))
+    longer = rows.batch(6).map(lambda x, y: (tf.repeat(x, 1 + rank, 1), y))
+    wrong("wrong: other sizes", lambda: next(iter(longer)))
     uneven = rows.batch(6).map(lambda x, y: (x, y[1:]))
     wrong("wrong: other rows", lambda: next(iter(uneven)))
     reduce = tf.function(

@@ -1,10 +1,12 @@
 """MATEX_MICROBATCH: a slice that is computed in parts gives what it gives at once, in less memory."""
 
+import itertools
 from pathlib import Path
 
 import control_group
 import numpy as np
 import pytest
+import tensorflow as tf
 from comparing import close
 
 import launch
@@ -131,6 +133,15 @@ def test_of_few_rows_nothing_is_taken_for_many(monkeypatch):
     assert asked[:4] == [1, 4, 16, 64] and asked[4] >= 171
     assert one.start(256, row) >= 256  # from the second step on, all at once
     assert one.start(4096, row) < 4096  # which is more than was tried
+
+
+def test_the_first_part_has_a_size_of_each_execution_where_all_numbers_of_rows_are_known(monkeypatch):
+    """TensorFlow computes what has only constants as inputs once, as it optimizes the graph."""
+    monkeypatch.setattr(sizes.Fitting, "start", lambda self, count, row: np.int64(next(numbers)))
+    numbers, one = itertools.count(), sizes.Fitting("a step", [])
+    step = tf.function(lambda x: one.begin(tf.constant(8, tf.int64), [tf.shape(x, tf.int64)[1:]]))
+    x = tf.ones([8, 3])
+    assert [int(step(x)) for _ in range(3)] == [0, 1, 2]
 
 
 def test_parts_are_no_larger_than_fits(monkeypatch):

@@ -51,6 +51,7 @@ def test_a_rank_predicts_its_own_rows(found, name):
         ("single rows", "put .batch(...) at its end"),
         ("numbers", "has no rows"),
         ("other rows", "different numbers of rows"),
+        ("other sizes", "have different sizes"),
         ("number of rows", "UnsupportedError"),
         ("compiled", "UnsupportedError"),
         ("constant", "UnsupportedError"),

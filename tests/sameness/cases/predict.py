@@ -3,6 +3,8 @@
 Rows really computed are counted in the graph, so that a `predict` that each rank computes whole is seen.
 """
 
+import threading
+
 import corpus_run
 import numpy as np
 import tensorflow as tf
@@ -148,3 +150,21 @@ for a, b in dataset:
     seen.append(trained.predict(x, **quiet))
 computed[0] = 0
 stored("in loop", seen[2:])
+
+# In a thread while the main thread trains.
+found, ends = [], threading.Event()
+
+
+def predict_until_the_end():
+    while not found or not ends.is_set():
+        found[:] = [one.predict(x, **quiet), *one.evaluate(x, y, **quiet)]
+
+
+thread = threading.Thread(target=predict_until_the_end)
+thread.start()
+try:
+    history = trained.fit(x, y, batch_size=7, epochs=5, **quiet)
+finally:
+    ends.set()
+    thread.join()
+results["in a thread"] = np.concatenate([np.ravel(part) for part in (*found, history.history["loss"])])

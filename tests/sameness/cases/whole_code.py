@@ -64,17 +64,17 @@ def train_functions_eagerly():
 
 
 def train_in_a_function_without_products():
-    w = tf.Variable(np.array([0.5, -0.5]) + RANK)
+    w, word = tf.Variable(np.array([0.5, -0.5]) + RANK), tf.Variable("a" * (1 + RANK))
 
     @tf.function
     def step(x, y):
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(tf.square(x[:, :2] * w - y))
         w.assign_sub(0.1 * tape.gradient(loss, w))
+        return tf.strings.length(word)
 
-    for x, y in batches():
-        step(x, y)
-    store("a function without products", [w])
+    lengths = [step(x, y) for x, y in batches()]
+    store("a function without products", [w, *lengths])
 
 
 def train_with_optimizers():
@@ -94,6 +94,15 @@ def train_with_optimizers():
             optimizer.apply_gradients(grads_and_vars=zip([gradient], [w]))
         own = optimizer.variables
         store(name, [w, *(own() if callable(own) else own)])
+
+
+def train_with_an_iterator():
+    w, optimizer = weights(), keras.optimizers.SGD(0.1)
+    for x, y in batches():
+        with tf.GradientTape() as tape:
+            loss = compute_loss(w, x, y)
+        optimizer.apply([tape.gradient(loss, w)], iter([w]))
+    store("an iterator of weights", [w])
 
 
 def fit_eagerly():
@@ -149,6 +158,7 @@ train_by_hand()
 train_functions_eagerly()
 train_in_a_function_without_products()
 train_with_optimizers()
+train_with_an_iterator()
 fit_eagerly()
 change_one_rank()
 stop_on_one_rank()
