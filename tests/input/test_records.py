@@ -423,6 +423,9 @@ def test_an_index_is_kept_until_its_file_changes(tmp_path, kept, monkeypatch):
     os.utime(path, (2, 2))
     assert count_indexed(path) > 0
     assert count_indexed(path) == 0
+    write_tfrecord(path, [b"z" * 25] * 3 + [b"z" * 11])  # equally many bytes
+    os.utime(path, (2, 2))
+    assert count_indexed(path) > 0
 
 
 def test_a_file_written_a_moment_ago_is_indexed_anew(tmp_path):
