@@ -195,6 +195,12 @@ def test_standard_scaling_is_by_column(tmp_path):
     expected = (table - table[:400].mean(axis=0)) / table[:400].std(axis=0)
     np.testing.assert_allclose(data.training_data, expected[:400])
     np.testing.assert_allclose(data.testing_data, expected[400:])
+    windows = {"window": 3, "normalize": "standard", "validation_fraction": 0.2, "split": "spread"}
+    data = DataSet("CSV", tmp_path / "a.csv", rank=0, size=1, **windows)
+    rows = np.asarray(data.training_data).reshape(-1, table.shape[1])
+    np.testing.assert_allclose(
+        [rows.mean(axis=0), rows.std(axis=0)], [np.zeros(len(rows[0])), np.ones(len(rows[0]))], atol=1e-6
+    )
 
 
 def test_missing_values(tmp_path):
