@@ -260,6 +260,11 @@ def test_what_is_wrong_is_named_with_its_line_and_column(tmp_path):
     failing(write(tmp_path / "i.csv", "a,b\n"), "expected at least one training row")
     failing(write(tmp_path / "j.csv", "a,a\n1,2\n"), "expected one column 'a', found several", labels="a")
     failing(str(tmp_path / "[aj].csv"), "j.csv: expected the header of .*a.csv, name, age, height; found a, a")
+    table = write(tmp_path / "n.csv", "a,b\n1,inf\n2,70000\n3,1e39\n")
+    for dtype, line in (("float16", 3), ("float32", 4)):
+        for memory in (None, 0):
+            match = f"n.csv, line {line}, column 'b': .* is too large for dtype='{dtype}'; give a wider one"
+            failing(table, match, dtype=dtype, memory=memory)
     packed = gzip.compress(good.encode())
     (tmp_path / "k.csv.gz").write_bytes(packed[: len(packed) // 2])
     failing(tmp_path / "k.csv.gz", "truncated or damaged: expected gzip data", **options)
