@@ -355,6 +355,20 @@ def test_a_file_that_another_replaces_is_an_error(tmp_path):
     assert give(found) == [b"six", b"ten"]
 
 
+def test_cached_tickets_are_not_read_from_a_file_that_another_replaces(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"a\nbcd\n")
+    dataset = L([str(path)])
+    found = records.make_tickets(dataset)
+    cached = found.tickets.cache().map(found.read)
+    assert list(cached.as_numpy_iterator()) == [b"a", b"bcd"]
+    path.write_bytes(b"xyz\nu\nv\n")
+    records.make_tickets(dataset)
+    assert give(found) == [b"xyz", b"u", b"v"]
+    with pytest.raises(tf.errors.FailedPreconditionError, match="has changed"):
+        list(cached.as_numpy_iterator())
+
+
 def test_a_file_that_grows_while_it_is_indexed_is_an_error(tmp_path):
     path = Path(write_tfrecord(tmp_path / "file", [b"one"]))
     state = path.stat()

@@ -43,8 +43,14 @@ FileState FileState::Of(const struct stat& found) {
 int64_t RecordFiles::Put(RecordFile file) {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto [found, is_new] = numbers_.emplace(KeyOf(file.format, file.name), static_cast<int64_t>(files_.size()));
+  if (!is_new && !(files_[found->second]->state == file.state)) {
+    RecordFile before = *files_[found->second];  // without its index, which only new tickets need
+    before.offsets = before.lengths = {};
+    files_[found->second] = std::make_shared<const RecordFile>(std::move(before));
+    found->second = static_cast<int64_t>(files_.size());
+  }
   file.number = found->second;
-  if (is_new) files_.emplace_back();
+  if (file.number == static_cast<int64_t>(files_.size())) files_.emplace_back();
   files_[file.number] = std::make_shared<const RecordFile>(std::move(file));
   return found->second;
 }

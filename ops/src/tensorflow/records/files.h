@@ -48,10 +48,11 @@ struct RecordFile {
   int64_t problem_offset = 0;             // where, in bytes
 };
 
-// All indexed files of this process, by number, and by format and name. A name keeps its number.
+// All indexed files of this process, by number, and by format and name. A file that has changed gets another number, so
+// that earlier tickets, of the other number, are not read from it.
 class RecordFiles {
  public:
-  // Adds or replaces a file and returns its number.
+  // Adds a file, or the index of a known one, and returns its number.
   int64_t Put(RecordFile file);
   // A file by its name or number; null if it is not indexed.
   std::shared_ptr<const RecordFile> Find(RecordFormat format, const std::string& name) const;
