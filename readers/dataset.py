@@ -199,7 +199,7 @@ class DataSet:
             shuffle: another order in each epoch: blocks in random order, rows mixed among four of them. With
                 distribution="batch" batches are reordered instead, equally on all ranks, so the loss curve equals the
                 curve of the single-process run.
-            seed: of the order.
+            seed: of the order. With reshuffle="epoch" it is by default the seed of the data set, otherwise random.
             part: "training", "validation" or "testing".
 
         Returns:
@@ -222,10 +222,12 @@ class DataSet:
         )
         deal = self._deals[part]
         doing = f"streaming from {self._name}"
-        if seed is None:
+        redeal = self._reshuffle_seed is not None and part == "training"  # in each epoch, ranks read other blocks
+        if seed is None and redeal:
+            seed = self._reshuffle_seed
+        elif seed is None:
             seeds = self._together.gather(lambda: int(np.random.SeedSequence().generate_state(1)[0]), doing)
             seed = seeds[0]  # all ranks use the seed of rank 0
-        redeal = self._reshuffle_seed is not None and part == "training"  # in each epoch, ranks read other blocks
         order = streaming.Order(
             deal, self.rank, shuffle, seed, redeal, in_memory=self._rows.were_read_in_opening and not redeal
         )

@@ -152,7 +152,7 @@ def _batch_windows(dataset: Any, inner: Deferred, is_padded: bool) -> Deferred:
         compute=compute,
         digest=digest,
         count_rows=count_rows,
-        are_rows=[bool(shape.rank) for _, shape in flatten_specs(dataset.element_spec)],
+        are_rows=[True] * len(flatten_specs(dataset.element_spec)),
         pads=_find_pads(dataset) if is_padded else {},
     )
 

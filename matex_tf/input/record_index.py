@@ -27,7 +27,7 @@ from matex_tf.thread_flag import starts_own
 from matex_tf.world import world
 
 _NOT_FOUND, _UNAVAILABLE = 5, 14  # TensorFlow's codes of errors
-_VERSION = 2  # of kept files
+_VERSION = 3  # of kept files
 _SETTLED_SECONDS = 2.0
 """Some file systems count modification times in seconds. So a younger file may change without a change of its time."""
 _MAX_UNUSED_SECONDS = 90 * 24 * 3600.0
@@ -40,12 +40,14 @@ class State(NamedTuple):
     """The state of a file, by which a change is noticed. `path` has no links.
 
     size: in bytes; `record_files.NO_SIZE` if the file cannot be found.
+    mtime_ns, ctime_ns: `os.stat_result.st_mtime_ns` and `st_ctime_ns`. Programs that copy files may set the first.
     code, problem: TensorFlow's code of the error, and its text, if the file cannot be found.
     """
 
     path: str
     size: int
     mtime_ns: int
+    ctime_ns: int
     code: int = 0
     problem: str = ""
 
@@ -132,11 +134,11 @@ def _read_states(names: Sequence[bytes]) -> tuple[list[State], str]:
             except OSError as error:
                 code = _NOT_FOUND if isinstance(error, FileNotFoundError) else _UNAVAILABLE
                 text = f"the file cannot be found: {error.strerror}"
-                states.append(State(os.fsdecode(name), record_files.NO_SIZE, 0, code, text))
+                states.append(State(os.fsdecode(name), record_files.NO_SIZE, 0, 0, code, text))
                 continue
             if not stat.S_ISREG(status.st_mode):
                 return [], f"{os.fsdecode(name)} is no ordinary file"
-            states.append(State(os.fsdecode(path), status.st_size, status.st_mtime_ns))
+            states.append(State(os.fsdecode(path), status.st_size, status.st_mtime_ns, status.st_ctime_ns))
     return states, ""
 
 
@@ -252,7 +254,7 @@ def _say_not_kept(what: str, error: Exception) -> None:
 
 
 def _name_kept(folder: Path, state: State, kind: str) -> Path:
-    key = repr((_VERSION, kind, state.path, state.size, state.mtime_ns)).encode()
+    key = repr((_VERSION, kind, state)).encode()
     return folder / f"{hashlib.blake2b(key, digest_size=16).hexdigest()}.npy"
 
 

@@ -132,7 +132,7 @@ def flatten_specs(spec: Any) -> list[Any]:
 def open_rows(specs: Sequence[Any], are_rows: Sequence[bool]) -> list[Any]:
     """Types and shapes of flat tensors, with an unknown number of rows. are_rows: which tensors have rows on axis 0."""
     return [
-        (dtype, tf.TensorShape([None, *shape[1:]]) if is_rows else shape)
+        (dtype, tf.TensorShape([None, *shape[1:]]) if is_rows and shape.rank else shape)  # rank None: unknown
         for (dtype, shape), is_rows in zip(specs, are_rows)
     ]
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from matex_tf.readers.arrays.dimensions import Arrangement, Dimension
 from matex_tf.readers.base import agreement
-from matex_tf.readers.base.formats import ReaderError
+from matex_tf.readers.base.formats import ReaderError, assign_values
 from matex_tf.readers.rows.missing import check_fits, make_missing_error
 
 
@@ -65,6 +65,11 @@ class Variable(ABC):
             return tuple(index)
         return self.arrangement.find_stored_index(index, self.arrangement.order_shape(self.row_shape))
 
+    def _describe_place(self, begin: int, index: Sequence[int]) -> str:
+        """The position of the value at `index` of arranged samples from sample `begin` on, for messages."""
+        row, *inside = index
+        return f"{self._path}, {self.name!r}{[begin + row, *self.find_stored_index(inside)]}"
+
     def fill_array(self, target: np.ndarray, start: int, stop: int) -> None:
         """Write samples `start` to `stop`, arranged, into `target`."""
         for begin, end in self.split_slabs(start, stop, self.choose_slab(target.nbytes)):
@@ -82,7 +87,7 @@ class Variable(ABC):
     def put_slab(self, piece: np.ndarray, slab: np.ndarray, begin: int) -> None:
         """Write a slab, as the library returns it from sample `begin` on, into `piece`. Masked values are missing."""
         slab = self.order_samples(slab)
-        self.put_values(piece, np.ma.filled(slab, 0), f"{self._path}, {self.name!r}", begin)
+        assign_values(piece, np.ma.filled(slab, 0), lambda index: self._describe_place(begin, index))
         if not np.ma.is_masked(slab):
             return
         if piece.dtype.kind in "fc":
@@ -94,29 +99,11 @@ class Variable(ABC):
         """Replace the values of `mask` in `piece`, samples from sample `begin` on, as the option missing= says."""
         how = self._owner.missing  # "error", "nan" or a number
         if how == "error":
-            row, *index = (int(number) for number in np.argwhere(mask)[0])
-            raise make_missing_error(
-                f"{self._path}, {self.name!r}{[begin + row, *self.find_stored_index(index)]}", expected
-            )
+            raise make_missing_error(self._describe_place(begin, np.argwhere(mask)[0].tolist()), expected)
         is_nan = how == "nan" and piece.dtype.kind in "fc"
         if not is_nan:
             check_fits(how, piece.dtype, f"{self.name!r} of {self._path}")
         piece[mask] = np.nan if is_nan else how
-
-    def put_values(self, piece: np.ndarray, values: np.ndarray, where: str, begin: int) -> None:
-        """Write `values`, arranged samples from sample `begin` on, to `piece`. Raises ReaderError at an overflow."""
-        if np.can_cast(values.dtype, piece.dtype):
-            piece[...] = values
-            return
-        with np.errstate(over="ignore"):
-            piece[...] = values
-        lost = np.isinf(piece) & np.isfinite(values)
-        if lost.any():
-            row, *index = (int(number) for number in np.argwhere(lost)[0])
-            raise ReaderError(
-                f"{where}{[begin + row, *self.find_stored_index(index)]}: {values[(row, *index)]} is too large for "
-                f"dtype={piece.dtype.name!r}; give a wider one"
-            )
 
     def read_at_once(self, start: int, stop: int) -> np.ndarray | None:
         """Samples `start` to `stop`, if one library call can return them and need not be copied; else None."""

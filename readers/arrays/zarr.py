@@ -142,6 +142,13 @@ def _read_texts(path: Path, name: str, array: Any, index: tuple[slice, ...]) -> 
     return found
 
 
+def _can_hold(dtype: np.dtype, number: Any) -> bool:
+    """Whether a value of `dtype` can be equal to a number, up to the rounding of a float."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        found = number.astype(dtype)
+    return bool(found == number if dtype.kind in "biu" else np.isfinite(found) == np.isfinite(number))
+
+
 class _Variable(Variable):
     def __init__(self, owner: Zarr, path: Path, name: str, array: Any, store: _Store):
         self._stored = check_numeric(path, name, array.dtype)
@@ -159,9 +166,10 @@ class _Variable(Variable):
         marks = [attributes.get(key) for key in ("_FillValue", "missing_value")]
         if getattr(getattr(array, "metadata", None), "zarr_format", 2) == 2 and "_ARRAY_DIMENSIONS" in attributes:
             marks.append(array.fill_value)
-        decoded = [self._decode_mark(mark) for mark in marks if mark is not None]
-        # The values that mark a missing value. No integer is equal to NaN or an infinity.
-        self._marks = [mark.astype(self._stored) for mark in decoded if self._stored.kind == "f" or np.isfinite(mark)]
+        decoded = [one for mark in marks if mark is not None for one in self._decode_mark(mark).ravel()]
+        # The values that mark a missing value. With _Unsigned, -1 and 255 are the same byte.
+        dtypes = np.dtype(array.dtype), self._stored
+        self._marks = [one.astype(self._stored) for one in decoded if any(_can_hold(dtype, one) for dtype in dtypes)]
 
     def _decode_mark(self, mark: Any) -> np.ndarray:
         """Decode a mark of missing values. In version 3, xarray writes floats as bytes in base 64."""

@@ -50,6 +50,24 @@ def check_categories(path: Path, what: str, count: int, dtype: np.dtype) -> None
         )
 
 
+def assign_values(target: np.ndarray, values: np.ndarray, find_place: Callable[[tuple[int, ...]], str]) -> None:
+    """Write `values` into `target`, of the same shape. Floats may be rounded.
+
+    Raises ReaderError for a finite number that `target` can only hold as an infinity. `find_place(index)` returns the
+    position of the value at an index, for messages.
+    """
+    with np.errstate(over="ignore"):
+        target[...] = values
+    if np.can_cast(values.dtype, target.dtype):
+        return
+    lost = np.isinf(target) & np.isfinite(values)
+    if lost.any():
+        index = tuple(int(number) for number in np.argwhere(lost)[0])
+        raise ReaderError(
+            f"{find_place(index)}: {values[index]} is too large for dtype={target.dtype.name!r}; give a wider one"
+        )
+
+
 @dataclass(frozen=True)
 class Ranks:
     """The ranks that read a data set together: this rank, the number of ranks, and the host of each."""

@@ -5,7 +5,7 @@ A dialect says how the file spells values: delimiters, numbers such as 1.234,5, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,11 @@ class Table(Columns):
     def find_default_dtype(self, field: str, kind: Any) -> np.dtype:
         """int64 for labels that are whole numbers or texts (`kind` is an integer or bool), float64 for all else."""
         return np.dtype("i8" if field == "labels" and is_whole(kind) else "f8")
+
+    def find_types(self, fields: Iterable[str]) -> dict[int, Any]:
+        """As in `Columns`, but floats are parsed as float64: `fill_rows` finds the ones too large for their dtype."""
+        types = super().find_types(fields)
+        return {number: pa.float64() if pa.types.is_floating(kind) else kind for number, kind in types.items()}
 
     def _check_text(self, number: int, column: Any, sample: bytes, place: str) -> None:
         """Raises ReaderError if a column that would be read as text holds mostly numbers."""

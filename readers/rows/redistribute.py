@@ -23,6 +23,7 @@ from matex_tf.sharding.shard_arrays import ShardArray
 
 _ROUND_BYTES = 1 << 20
 _ROUNDS = 64  # a rank sends _ROUND_BYTES or 1/_ROUNDS of its rows in a round, whichever is larger
+_MOST_BYTES = (1 << 31) - 1  # that a rank receives in a round: MPI counts in 32 bits
 
 Arrays = dict[tuple[str, str], np.ndarray]
 """The rows of a rank by part and field."""
@@ -99,7 +100,8 @@ def send_rows(
     starts = np.concatenate([[0], np.cumsum(kept.counts)]).tolist()  # the first row of each rank in the file
     row_bytes = max(1, sum(_count_row_bytes(arrays[0]) for arrays in kept.rows.values()))
     # The rows of a round; the rank with the most rows determines the number of rounds.
-    step = max(1, _ROUND_BYTES // row_bytes, max(kept.counts) // _ROUNDS)
+    step = max(_ROUND_BYTES // row_bytes, max(kept.counts) // _ROUNDS)
+    step = max(1, min(step, _MOST_BYTES // (row_bytes * size)))
     for round_number in range(-(-max(kept.counts) // step)):
         # `ranges`: the rows of the file that each rank gives away in this round. From its own range, a rank keeps the
         # rows that it needs, and sends rows that others need. From the ranges of others, it receives rows.

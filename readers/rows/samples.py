@@ -114,6 +114,8 @@ class Source:
                 data = self._read_rows("training", "data", first, last)
             else:
                 data = self.read_samples("training", "data", range(first, last))
+                if self.window is not None:  # the rows of all windows
+                    data = data.reshape(-1, *data.shape[2:])
             total = scaling.merge_moments(total, scaling.compute_moments(data))
         return total
 

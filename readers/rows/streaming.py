@@ -20,7 +20,7 @@ from matex_tf.sharding import shard_arrays, slice_bounds
 from matex_tf.world import world
 
 _MIXED = 4  # the number of ranges whose rows are mixed when shuffling
-_MIN_RUNS = 16  # when shuffling, a rank's rows are split into at least this many runs, each of one or more ranges
+_MIN_RUNS = 16  # a rank's rows are split into at least this many runs if they are dealt again, or if chunks are larger
 
 
 class Order:
@@ -69,6 +69,7 @@ class Order:
 
     def _redeal(self, length: int, epoch: int, chunk_rows: int) -> Iterator[range]:
         """This rank's block of all rows, after a shuffle of ranges that is the same on every rank."""
+        length = min(length, -(-self.deal.count // (_MIN_RUNS * self.deal.size)))  # a small data set has several, too
         random = np.random.default_rng([self.seed, epoch])
         start, stop = slice_bounds.deal_block(self.deal.count, self.rank, self.deal.size)  # in the shuffled order
         rows_before = 0  # in the ranges so far; these are not kept, because there may be millions

@@ -15,7 +15,7 @@ import numpy as np
 from matex_tf import arguments
 from matex_tf.lazy import pa
 from matex_tf.readers.base import files
-from matex_tf.readers.base.formats import ReaderError, check_categories, make_dtype
+from matex_tf.readers.base.formats import ReaderError, assign_values, check_categories, make_dtype
 from matex_tf.readers.rows.missing import check_fits, make_missing_error
 
 Column = str | int
@@ -173,7 +173,11 @@ class Columns:
             values = self._convert_column(table, number, field, encode, missing, find_place)
             width = self.find_width(number)
             if len(target):
-                flat[:, offset : offset + width] = values.reshape(len(target), width)
+                assign_values(
+                    flat[:, offset : offset + width],
+                    values.reshape(len(target), width),
+                    lambda index: self.name_value(find_place(index[0]), number, index[1]),  # noqa: B023
+                )
             offset += width
 
     def _convert_column(

@@ -66,6 +66,13 @@ def rows_are_seen_before_they_are_batched():
 
 
 @case
+def the_rank_of_a_row_is_unknown():
+    by_python = NUMBERS.map(lambda i: tf.numpy_function(lambda one: np.full(3, one / 2), [i], tf.float64)).map(tf.sin)
+    by_ops = NUMBERS.map(lambda i: tf.io.parse_tensor(tf.io.serialize_tensor(double(i)), tf.float64))
+    return see(by_python.batch(4), 2) + see(by_ops.batch(4).cache(), 2)
+
+
+@case
 def batches_are_reduced_and_saved_between_epochs():
     batches = NUMBERS.map(double).shuffle(23, seed=1).batch(4)
     total = batches.reduce(tf.constant(0, tf.float64), lambda before, x: before / 2 + tf.reduce_sum(x))

@@ -357,6 +357,20 @@ def test_a_file_that_another_replaces_is_an_error(tmp_path):
     assert [found.read(ticket).numpy() for ticket in tickets] == [b"one", b"two"], "of the former file, still open"
 
 
+def test_cached_tickets_are_not_read_from_a_file_that_another_replaces(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"a\nbcd\n")
+    dataset = L([str(path)])
+    found = records.make_tickets(dataset)
+    cached = found.tickets.cache().map(found.read)
+    assert list(cached.as_numpy_iterator()) == [b"a", b"bcd"]
+    path.write_bytes(b"xyz\nu\nv\n")
+    records.make_tickets(dataset)
+    assert give(found) == [b"xyz", b"u", b"v"]
+    with pytest.raises(tf.errors.FailedPreconditionError, match="has changed"):
+        list(cached.as_numpy_iterator())
+
+
 def test_a_file_that_grows_while_it_is_indexed_is_an_error(tmp_path):
     path = Path(write_tfrecord(tmp_path / "file", [b"one"]))
     state = path.stat()
@@ -425,6 +439,9 @@ def test_an_index_is_kept_until_its_file_changes(tmp_path, kept, monkeypatch):
     os.utime(path, (2, 2))
     assert count_indexed(path) > 0
     assert count_indexed(path) == 0
+    write_tfrecord(path, [b"z" * 25] * 3 + [b"z" * 11])  # equally many bytes
+    os.utime(path, (2, 2))
+    assert count_indexed(path) > 0
 
 
 def test_a_file_written_a_moment_ago_is_indexed_anew(tmp_path):

@@ -195,6 +195,12 @@ def test_standard_scaling_is_by_column(tmp_path):
     expected = (table - table[:400].mean(axis=0)) / table[:400].std(axis=0)
     np.testing.assert_allclose(data.training_data, expected[:400])
     np.testing.assert_allclose(data.testing_data, expected[400:])
+    windows = {"window": 3, "normalize": "standard", "validation_fraction": 0.2, "split": "spread"}
+    data = DataSet("CSV", tmp_path / "a.csv", rank=0, size=1, **windows)
+    rows = np.asarray(data.training_data).reshape(-1, table.shape[1])
+    np.testing.assert_allclose(
+        [rows.mean(axis=0), rows.std(axis=0)], [np.zeros(len(rows[0])), np.ones(len(rows[0]))], atol=1e-6
+    )
 
 
 def test_missing_values(tmp_path):
@@ -254,6 +260,11 @@ def test_what_is_wrong_is_named_with_its_line_and_column(tmp_path):
     failing(write(tmp_path / "i.csv", "a,b\n"), "expected at least one training row")
     failing(write(tmp_path / "j.csv", "a,a\n1,2\n"), "expected one column 'a', found several", labels="a")
     failing(str(tmp_path / "[aj].csv"), "j.csv: expected the header of .*a.csv, name, age, height; found a, a")
+    table = write(tmp_path / "n.csv", "a,b\n1,inf\n2,70000\n3,1e39\n")
+    for dtype, line in (("float16", 3), ("float32", 4)):
+        for memory in (None, 0):
+            match = f"n.csv, line {line}, column 'b': .* is too large for dtype='{dtype}'; give a wider one"
+            failing(table, match, dtype=dtype, memory=memory)
     packed = gzip.compress(good.encode())
     (tmp_path / "k.csv.gz").write_bytes(packed[: len(packed) // 2])
     failing(tmp_path / "k.csv.gz", "truncated or damaged: expected gzip data", **options)

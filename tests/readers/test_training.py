@@ -147,7 +147,12 @@ fine = has_every_row_once(*join_ranks(data.training_data, data.training_labels))
 said["exchanged in fit"] = [steps[0], 21, steps[3], fine,
                             size == 1 or keras.__version__ < "3" or not np.array_equal(before, data.training_data)]
 stream = DataSet(path, labels=["y"], reshuffle="epoch").as_dataset(8, seed=2)
-said["dealt anew in a stream"] = [has_every_row_once(*join(stream)) for _ in range(2)]
+epochs = [join(stream) for _ in range(2)]
+said["dealt anew in a stream"] = [*(has_every_row_once(*rows) for rows in epochs),
+                                  size == 1 or not np.array_equal(epochs[0][0], epochs[1][0])]
+streams = [DataSet(path, labels=["y"], reshuffle="epoch", seed=seed).as_dataset(8) for seed in (5, 5, 6)]
+first, same, other = (join(stream)[0] for stream in streams)
+said["dealt anew by the seed"] = [np.array_equal(first, same), size == 1 or not np.array_equal(first, other)]
 
 # One rank fails at once; the others, which would read for ever, end within seconds.
 @register("ENDLESS")
@@ -240,7 +245,7 @@ def test_reshuffled_rows_are_all_there_with_their_labels(said):
     assert said["exchanged in batches"] == [True, True]
     steps, expected, *fine = said["exchanged in fit"]
     assert steps == expected and all(fine)
-    assert all(said["dealt anew in a stream"])
+    assert all(said["dealt anew in a stream"]) and all(said["dealt anew by the seed"])
 
 
 def test_an_error_on_one_rank_ends_the_reading_of_the_others(said):

@@ -109,6 +109,9 @@ def test_what_xarray_writes_is_read_as_xarray_reads_it(tmp_path, version):
     assert gathered(path, 1, data="i", missing=7).tolist() == [0, 1, 2, 3, 7, 5]
     assert gathered(path, 1, data="bytes").tolist() == [255, 1, 2]
     assert gathered(path, 1, data="whole").tolist() == [*range(6)]
+    for mark, wanted in ((1e20, [0, 1, -31072, 3]), (100_000, [0, 1, -31072, 3]), ([1, 3], [0, 7, -31072, 7])):
+        put(group, f"mark {mark}", np.array([0, 1, -31072, 3], "i2"), (4,), missing_value=mark)
+        assert gathered(path, 1, data=f"mark {mark}", missing=7).tolist() == wanted
     put(group, "text", np.arange(6), (4,), _FillValue="none")
     with pytest.raises(ReaderError, match="expected a number as the mark of missing values of 'text', found 'none'"):
         gathered(path, 1, data="text")
