@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 PLACES_OF_FILES = "matex_places_of_files"
-"""The name of the Python functions by which ranks other than 0 locate their files; rank 0 has none."""
+"""The name of the ops by which a graph on ranks other than 0 locates files; rank 0 has none."""
 
 
 class _State(threading.local):
@@ -33,3 +34,8 @@ def use_real_files() -> Iterator[None]:
 
 def uses_real_files() -> bool:
     return _state.depth > 0
+
+
+def finds_files(node: Any) -> bool:
+    """Whether an op, given by its definition, is one of `PLACES_OF_FILES`."""
+    return bool(node.name.split("/")[-1].startswith(PLACES_OF_FILES))
