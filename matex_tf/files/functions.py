@@ -474,6 +474,8 @@ def wrap_link(original: Any) -> Any:
         with real_files.use_real_files():
             view = overlay.get_own_view()
             place = src if source is None else view.copy_up(source)
+            if os.path.lexists(dst) if target is None else view.exists(target):
+                raise make_error(errno.EEXIST, dst)
             shutil.copy2(place, dst if target is None else view.prepare_write(target, keep=False, exclusive=True))
             if target is not None:
                 view.confirm_written(target)
