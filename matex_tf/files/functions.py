@@ -169,8 +169,9 @@ def wrap_os_open(original: Any) -> Any:
 
 
 def _close_file(descriptor: int) -> bool:
-    """Close a regular file, to open it again. Returns False for a pipe and the like, whose other end would notice."""
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    """Close a file or folder, to open it again. Returns False for a pipe and the like, whose other end would notice."""
+    kind = os.fstat(descriptor).st_mode
+    if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
         return False
     os.close(descriptor)
     return True

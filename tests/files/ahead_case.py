@@ -117,7 +117,7 @@ KINDS = {
     "rmdir": lambda names, text: os.rmdir(names[0]),
     "replace": lambda names, text: os.replace(*names),
     "link": link,
-    "hard link": lambda names, text: os.link(*names),
+    "hard link to what is there": lambda names, text: os.path.lexists(names[1]) and os.link(*names),
     "link to absolute": lambda names, text: os.symlink(os.path.abspath(names[1]), names[0]),
     "relink": relink,
     "replace by temporary": replace_by_temporary,
