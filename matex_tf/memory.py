@@ -31,12 +31,12 @@ def _read_free_of_host() -> Iterator[int]:
 
 def _read_free_of_process() -> Iterator[int]:
     """The bytes that remain under each limit of this process (ulimit)."""
-    # The first number of statm is the address space in pages.
-    used = int((_read_lines("/proc/self/statm") or ["0"])[0].split()[0]) * os.sysconf("SC_PAGE_SIZE")
-    for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA):
+    # In pages, the first number of statm is the address space, and the sixth the data without mapped files.
+    pages = [int(number) for number in (_read_lines("/proc/self/statm") or ["0 0 0 0 0 0"])[0].split()]
+    for kind, used in ((resource.RLIMIT_AS, pages[0]), (resource.RLIMIT_DATA, pages[5])):
         limit = resource.getrlimit(kind)[0]
         if limit != resource.RLIM_INFINITY:
-            yield limit - used
+            yield limit - used * os.sysconf("SC_PAGE_SIZE")
 
 
 def _read_free_of_control_groups() -> Iterator[int]:

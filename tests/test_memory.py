@@ -24,6 +24,10 @@ def test_what_a_job_keeps_of_files_counts_as_free_and_ranks_share_what_is_left(m
     assert (memory.measure_free(), memory.measure_free(ranks=2)) == (2500000, 1250000)
     monkeypatch.setattr(memory.resource, "getrlimit", lambda which: [2000000])
     assert (memory.measure_free(), memory.measure_free(ranks=2)) == (2000000, 1250000)
+    told["/proc/self/statm"] = ["200000 9 9 9 0 100 0\n"]  # files that are mapped are no data
+    limits = {memory.resource.RLIMIT_AS: memory.resource.RLIM_INFINITY, memory.resource.RLIMIT_DATA: 2000000}
+    monkeypatch.setattr(memory.resource, "getrlimit", lambda which: [limits[which]])
+    assert memory.measure_free() == 2000000 - 100 * memory.os.sysconf("SC_PAGE_SIZE")
 
 
 def test_a_step_of_a_job_has_what_the_group_above_leaves_to_all_steps(monkeypatch):

@@ -169,8 +169,9 @@ def wrap_os_open(original: Any) -> Any:
 
 
 def _close_file(descriptor: int) -> bool:
-    """Close a regular file, to open it again. Returns False for a pipe and the like, whose other end would notice."""
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    """Close a file or folder, to open it again. Returns False for a pipe and the like, whose other end would notice."""
+    kind = os.fstat(descriptor).st_mode
+    if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
         return False
     os.close(descriptor)
     return True
@@ -372,17 +373,21 @@ def wrap_chdir(original: Any) -> Any:
         view = overlay.get_own_view()
         try:
             key = find_key(path)
-            if key is None:
-                return original(path)
-            with real_files.use_real_files():
-                if not view.is_own(key) or os.path.isdir(key):  # not in the upper layer, or on the disk, too
-                    return original(key)  # on the disk, also for code outside Python
-                view.stop_caching(key)  # a process that is started there may create files
-                return original(view.locate_upper(key))
+            return original(path) if key is None else _ask_steadily(lambda: _change_folder(original, view, key, path))
         finally:
             view.known.forget_places()  # relative paths change
 
     return chdir
+
+
+def _change_folder(original: Any, view: Any, key: str, path: Any) -> None:
+    with real_files.use_real_files():
+        if view.locate_lower(key) == key and os.path.isdir(key):
+            return original(key)  # on the disk, also for code outside Python
+        if not view.is_folder(key):
+            raise make_error(errno.ENOTDIR if view.exists(key) else errno.ENOENT, path)
+        view.stop_caching(key)  # a process that is started there may create files
+        return original(view.ensure_folder(key))
 
 
 def wrap_fchdir(original: Any) -> Any:
@@ -470,6 +475,8 @@ def wrap_link(original: Any) -> Any:
         with real_files.use_real_files():
             view = overlay.get_own_view()
             place = src if source is None else view.copy_up(source)
+            if os.path.lexists(dst) if target is None else view.exists(target):
+                raise make_error(errno.EEXIST, dst)
             shutil.copy2(place, dst if target is None else view.prepare_write(target, keep=False, exclusive=True))
             if target is not None:
                 view.confirm_written(target)

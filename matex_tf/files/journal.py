@@ -141,6 +141,9 @@ class Journal(journal_reader.Notes):
                 self._write_line(number, key, copy="")  # "": it does not exist yet
             self._touched[key] = None
             return
+        if removed and _is_folder(key):  # also what rank 0 has moved into the folder
+            for path in [path for path in self._moved if path.startswith(key + os.sep)]:
+                self.write_note(path, removed=True)
         inode = state[0]
         # Rank 0 has moved the file here. Ranks that have not reached the move read it at its old path: renew that note.
         move = self._moved.pop(key, None)
@@ -241,6 +244,12 @@ def note_change(path: Any, removed: bool = False, to: Any = "") -> None:
             _writer.write_note(key, removed, _find_entry(os.path.abspath(os.fsdecode(to))) if to else "")
 
 
+def note_move(source: Any, target: Any) -> None:
+    """Record that `source` is about to be moved to `target`, where it replaces a file or an empty folder."""
+    note_change(target, removed=os.path.lexists(target))
+    note_change(source, removed=True, to=target)
+
+
 def _is_folder(path: str) -> bool:
     return os.path.isdir(path) and not os.path.islink(path)
 
@@ -278,8 +287,7 @@ def _hear_event(event: str, arguments: tuple[Any, ...]) -> None:
     if any(isinstance(value, int) and value != -1 for value in folder_descriptors):
         return  # the path is relative to an open folder, and not known
     if event == "os.rename":
-        note_change(arguments[1], removed=os.path.lexists(arguments[1]))  # the replaced file
-        note_change(path, removed=True, to=arguments[1])
+        note_move(path, arguments[1])
     elif event in ("os.link", "os.symlink"):
         note_change(arguments[1])
     else:

@@ -53,10 +53,11 @@ def is_on() -> bool:
 def is_reached_by_all() -> bool:
     """Whether all ranks reach the line of the script that this thread is at, so that rank 0 may act for all.
 
-    It is so on the main thread only, and only if the script has not asked for its rank: such a script decides itself
-    which rank acts. Within `use_real_files` one rank alone may act, for example to save a file for all ranks.
+    It is so on the main thread before the end of the script only, and only if the script has not asked for its rank:
+    such a script decides itself which rank acts. Within `use_real_files` one rank alone may act, for example to save a
+    file for all ranks.
     """
-    is_main = threading.current_thread() is threading.main_thread()
+    is_main = threading.current_thread() is threading.main_thread() and not shutdown.have_all_ended()
     return is_main and world.is_active() and not (world.script_knows_ranks or real_files.uses_real_files())
 
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 import functools
 import glob
 import importlib.machinery
+import inspect
 import os
 import pathlib
 import sys
+import tempfile
 from typing import Any
 
 from matex_tf.files import functions, overlay
@@ -160,12 +162,20 @@ def _may_refer(module: str) -> bool:
 
 @HOOKS.replace("tempfile", "_mkstemp_inner mkdtemp", _IF_HOOK_MISSING)
 def _wrap_temporary(original: Any) -> Any:
-    """Temporary files and folders belong to their rank already, so the view does not handle them."""
+    """Temporary files and folders belong to their rank already, so the view does not handle them. It does handle them
+    in a folder that is not on the disk for this rank: the script has created the folder, and rank 0 may be behind.
+    """
+    signature = inspect.signature(original)
 
     def make(*args, **kwargs):
+        folder = signature.bind(*args, **kwargs).arguments.get("dir") or tempfile.tempdir
+        key = functions.find_key(folder)
         with real_files.use_real_files():
-            result = original(*args, **kwargs)
-            overlay.get_own_view().exclude_path(os.fsdecode(result[1] if isinstance(result, tuple) else result))
-        return result
+            view = overlay.get_own_view()
+            if key is None or view.locate_lower(key) == key:
+                result = original(*args, **kwargs)
+                view.exclude_path(os.fsdecode(result[1] if isinstance(result, tuple) else result))
+                return result
+        return original(*args, **kwargs)
 
     return make

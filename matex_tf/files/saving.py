@@ -19,7 +19,7 @@ import numpy as np
 from matex_tf import ops, settings
 from matex_tf.files import delivery, journal, overlay
 from matex_tf.files.functions import Proxy, find_real_path
-from matex_tf.runtime import atomic, objects, real_files, watchdog
+from matex_tf.runtime import atomic, objects, real_files, shutdown, watchdog
 from matex_tf.runtime.keras_table import KerasTable
 from matex_tf.steps import events, pieces
 from matex_tf.thread_flag import ThreadFlag
@@ -125,8 +125,8 @@ def _save_once(write: Callable[[], Any], path: str, name: str) -> Any:
     """Rank 0 calls `write`; every rank returns its result, once the file at `path` exists for the rank. Collective.
 
     Another rank might still read the old file. So rank 0 writes after all ranks have arrived. But on a thread of the
-    script, and in a hook that depends on the clock, each rank has its own time. There ranks do not wait: rank 0 writes,
-    and other ranks return the path at once.
+    script, in a hook that depends on the clock, and after the end of the script each rank has its own time. There ranks
+    do not wait: rank 0 writes, and other ranks return the path at once.
     """
     if not _is_called_by_all():
         return write() if world.get_world().rank == 0 else path
@@ -180,8 +180,9 @@ HOOKS.replace_in(
 
 
 def _is_called_by_all() -> bool:
-    """Whether all ranks make the save that this thread makes now."""
-    return threading.current_thread() is threading.main_thread() and not _is_by_clock
+    """Whether all ranks make the save that this thread makes now, and can wait for one another."""
+    is_main = threading.current_thread() is threading.main_thread()
+    return is_main and not _is_by_clock and not shutdown.have_all_ended()
 
 
 def _find_path_text(result: Any) -> str | None:

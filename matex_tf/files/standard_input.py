@@ -34,8 +34,13 @@ HOOKS = Table(when=_is_read_once)
 
 @HOOKS.replace("sys", "stdin", "ranks other than 0 find the end of standard input at once")
 def _make_shared(original: Any) -> Any:
+    """Collective, as this module is installed: `isatty` is not, because a script may call it on one rank only, for
+    example if `sys.stdout` is a terminal.
+    """
     encoding, errors = getattr(original, "encoding", None), getattr(original, "errors", None)
-    return io.TextIOWrapper(io.BufferedReader(_SharedInput()), encoding, errors)
+    is_terminal = os.isatty(_INPUT) or bool(task_environment.is_mpirun_at_terminal(_INPUT))
+    shared = _SharedInput(objects.broadcast(is_terminal, "whether standard input is a terminal"))
+    return io.TextIOWrapper(io.BufferedReader(shared), encoding, errors)
 
 
 class _SharedInput(io.RawIOBase):
@@ -46,6 +51,11 @@ class _SharedInput(io.RawIOBase):
 
     name = "<stdin>"
     _is_finalizing = staticmethod(sys.is_finalizing)  # an ending interpreter clears the globals of modules
+
+    def __init__(self, is_terminal: bool):
+        """is_terminal: whether the run was started at a terminal: mpirun gives rank 0 a pipe in its place."""
+        super().__init__()
+        self._is_terminal = is_terminal
 
     def fileno(self) -> int:
         """The descriptor of this rank's own input, for example for a command that reads it."""
@@ -65,18 +75,11 @@ class _SharedInput(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    # A collective is possible only if all ranks reach this line of the script (`is_reached_by_all`).
-
-    @functools.cached_property
-    def _is_terminal(self) -> bool:
-        is_terminal = os.isatty(_INPUT) or bool(task_environment.is_mpirun_at_terminal(_INPUT))
-        return objects.broadcast(is_terminal, "standard input") if overlay.is_reached_by_all() else is_terminal
-
     def isatty(self) -> bool:
-        """Whether the run was started at a terminal: mpirun gives rank 0 a pipe in its place. Collective."""
         return self._is_terminal
 
     def readinto(self, buffer: Any) -> int:
+        # A collective is possible only if all ranks reach this line of the script.
         data = _read_for_all(len(buffer)) if overlay.is_reached_by_all() else os.read(_open_input(), len(buffer))
         buffer[: len(data)] = data
         return len(data)

@@ -158,20 +158,23 @@ class _Files(Proxy):
         return getattr(self._original, name)(path)
 
     def RenameFile(self, source: Any, target: Any, overwrite: bool) -> Any:
-        return self._rename_or_copy("RenameFile", os.replace, source, target, overwrite)
+        if self._has_view(source, target):
+            self._check_missing(target, overwrite)
+            return _raise_as_tensorflow(os.replace, source, target)
+        journal.note_move(source, target)
+        return self._original.RenameFile(source, target, overwrite)
 
     def CopyFile(self, source: Any, target: Any, overwrite: bool) -> Any:
-        return self._rename_or_copy("CopyFile", shutil.copyfile, source, target, overwrite)
+        if self._has_view(target):
+            self._check_missing(target, overwrite)
+            if is_local(source):
+                return _raise_as_tensorflow(shutil.copyfile, source, target)
+        return self._original.CopyFile(_find_readable(source), _find_writable(target), overwrite)
 
-    def _rename_or_copy(self, name: str, of_python: Any, source: Any, target: Any, overwrite: bool) -> Any:
-        if not self._has_view(source, target):
-            journal.note_change(target)
-            if name == "RenameFile":
-                journal.note_change(source, removed=True)
-            return getattr(self._original, name)(source, target, overwrite)
-        if not overwrite and os.path.exists(target):
-            raise _make_error(errno.EEXIST, target)
-        _raise_as_tensorflow(of_python, source, target)
+    def _check_missing(self, path: Any, overwrite: bool) -> None:
+        """Raise the error of an existing file, unless it is to be overwritten."""
+        if not overwrite and os.path.exists(path):
+            raise _make_error(errno.EEXIST, path)
 
 
 @HOOKS.replace("tensorflow.python.lib.io.tf_record", "_pywrap_record_io", _IF_HOOK_MISSING, when=overlay.has_view)
@@ -230,17 +233,25 @@ def _find_all_readable(names: Any) -> Any:
         return _find_readable(names)
     if isinstance(names, (list, tuple)) and all(map(is_local, names)):
         return [_find_readable(name) for name in names]
-    if not isinstance(names, tf.Tensor) or names.dtype != tf.string:
+    return _find_in_tensor(names, _find_readable)
+
+
+def _find_in_tensor(names: Any, find: Callable[[Any], Any]) -> Any:
+    """Apply `find` to each path of a tensor; returns another value, and on a rank without a view the tensor, as it is.
+
+    The files of a tensor of a graph are found when the graph runs, also if this rank's view equals the disk now. Before
+    a later run of the graph, this rank may write files, or rank 0 may be ahead.
+    """
+    if overlay.get_view() is None or not isinstance(names, tf.Tensor) or names.dtype != tf.string:
         return names
 
-    def find(values: Any) -> Any:
-        return np.array([_find_readable(name) for name in np.ravel(values).tolist()], object).reshape(np.shape(values))
+    def find_all(values: Any) -> Any:
+        paths = [find(name) if is_local(name) else name for name in np.ravel(values).tolist()]
+        return np.array(paths, object).reshape(np.shape(values))
 
     if hasattr(names, "numpy"):  # an eager tensor
-        return tf.constant(find(names.numpy()), tf.string)
-    # A tensor of a graph: the files are found when the graph runs, also if this rank's view equals the disk now. Before
-    # a later run of the graph, this rank may write files, or rank 0 may be ahead.
-    paths = tf.numpy_function(find, [names], tf.string, name=real_files.PLACES_OF_FILES)
+        return tf.constant(find_all(names.numpy()), tf.string)
+    paths = tf.numpy_function(find_all, [names], tf.string, name=real_files.PLACES_OF_FILES)
     paths.set_shape(names.shape)
     return paths
 
@@ -370,11 +381,11 @@ for _module, _name, _when in (
 
 
 def _apply_to_known(find: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """A function that applies `find` to a path, or to a tensor whose value is known, and returns other tensors."""
+    """A function that applies `find` to a path, or to the path in a tensor: at once if its value is known."""
 
     def find_known(path: Any) -> Any:
         known = _read_static(path)
-        return find(known) if is_local(known) else path
+        return find(known) if is_local(known) else _find_in_tensor(path, find)
 
     return find_known
 
@@ -394,7 +405,7 @@ def _wrap_matching_files(original: Any) -> Any:
         are_paths = isinstance(patterns, (list, tuple)) and all(map(is_local, patterns))
         if not are_paths or _view_equals_disk():
             return original(pattern, name)
-        paths = sorted({path for each in patterns for path in _list_matching(os.fsdecode(each))})
+        paths = sorted(path for each in patterns for path in _list_matching(os.fsdecode(each)))
         return tf.constant(paths, tf.string, shape=(len(paths),), name=name or "MatchingFiles")
 
     return matching_files

@@ -28,11 +28,16 @@ class View(Layers):
     def __init__(self, folder: str, notes: journal.Journal):
         super().__init__(folder, notes)
         self._limit = private_folder.Limit(self.root)
+        os.register_at_fork(before=self._expect_child)
 
-    def share_with_child(self) -> dict[str, Any]:
-        """Return the arguments of `adopt` for a child process, which may make files and links in the upper layer."""
+    def _expect_child(self) -> None:
+        """Before the start of a child process, which may make files and links in the upper layer."""
         self.used = self.has_links = True
         self._limit.start_watching()
+
+    def share_with_child(self) -> dict[str, Any]:
+        """Return the arguments of `adopt` for a child process that is not forked."""
+        self._expect_child()
         folder = os.path.dirname(self.root)
         return {
             "folder": folder, "notes": self.notes.describe(), "hidden": self.hidden, "shown": self._shown,

@@ -15,6 +15,7 @@ from matex_tf.input import pipelines
 from matex_tf.lazy import tf
 from matex_tf.own_functions import trace_own
 from matex_tf.rewrite import graph_ops
+from matex_tf.runtime import real_files
 
 PYTHON = frozenset(("PyFunc", "EagerPyFunc"))
 """Ops that call Python functions."""
@@ -265,7 +266,7 @@ def _must_run(node: Any) -> bool:
 
     # Exceptions among stateful ops: ops that the library has added to find real paths of files, calls of functions, ops
     # whose results do not depend on the order of elements (HARMLESS), and inputs.
-    if pipelines.finds_files(node) or node.op in pipelines.CALLS | pipelines.HARMLESS or node.op == "Placeholder":
+    if real_files.finds_files(node) or node.op in pipelines.CALLS | pipelines.HARMLESS or node.op == "Placeholder":
         return False
     definition = op_def_registry.get(node.op)
     return definition is None or definition.is_stateful

@@ -74,11 +74,6 @@ def list_stateful(step: Any) -> list[Any]:
     from tensorflow.python.framework import op_def_registry
 
     nodes = [node for wrapped in step._functions() for node in graph_ops.iterate_nodes(wrapped.function.graph)]
-    types = [node.op for node in nodes if node.op not in HARMLESS | CALLS and not finds_files(node)]
+    types = [node.op for node in nodes if node.op not in HARMLESS | CALLS and not real_files.finds_files(node)]
     definitions = map(op_def_registry.get, types)
     return [definition for definition in definitions if definition is not None and definition.is_stateful]
-
-
-def finds_files(node: Any) -> bool:
-    """Whether an op finds the real paths of files: the library adds such ops on ranks other than 0 (`real_files`)."""
-    return bool(node.name.split("/")[-1].startswith(real_files.PLACES_OF_FILES))

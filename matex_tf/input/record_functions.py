@@ -17,12 +17,13 @@ from typing import Any
 import numpy as np
 
 from matex_tf import ops
-from matex_tf.input import pipelines, record_maps
+from matex_tf.input import record_maps
 from matex_tf.input.functions import Subgraph, copy_op
 from matex_tf.input.record_maps import CannotBeIndexed, Map
 from matex_tf.lazy import tf
 from matex_tf.own_functions import trace_own
 from matex_tf.rewrite import graph_ops
+from matex_tf.runtime import real_files
 
 KINDS = {"TFRecordDataset": "tfrecord", "TextLineDataset": "text", "FixedLengthRecordDatasetV2": "fixed"}
 """The formats of `ops.record_files`, by the ops that read them."""
@@ -68,7 +69,7 @@ def list_changing_ops(nodes: Iterable[Any]) -> list[str]:
         if op is None or not op.is_stateful or node.op in _CONSTANT:
             return False
         makes_dataset = any(output.type == types_pb2.DT_VARIANT for output in op.output_arg)
-        return not makes_dataset and not pipelines.finds_files(node)
+        return not makes_dataset and not real_files.finds_files(node)
 
     return sorted({node.op for node in nodes if is_changing(node)})
 

@@ -7,11 +7,12 @@ real ones (`files.overlay`). The library itself needs the real files.
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 from matex_tf.thread_flag import ThreadFlag
 
 PLACES_OF_FILES = "matex_places_of_files"
-"""The name of the Python functions by which ranks other than 0 locate their files; rank 0 has none."""
+"""The name of the ops by which a graph on ranks other than 0 locates files; rank 0 has none."""
 
 
 _is_in_use = ThreadFlag()
@@ -24,3 +25,8 @@ def use_real_files() -> contextlib.AbstractContextManager[None]:
 
 def uses_real_files() -> bool:
     return bool(_is_in_use)
+
+
+def finds_files(node: Any) -> bool:
+    """Whether an op, given by its definition, is one of `PLACES_OF_FILES`."""
+    return bool(node.name.split("/")[-1].startswith(PLACES_OF_FILES))

@@ -42,15 +42,16 @@ def _read_package(names: dict[str, Any]) -> str:
 def is_library(path: str) -> bool:
     """Whether the source file at `path` appears to belong to a library, to Python, or to this package."""
     path = os.path.abspath(path) if not path.startswith("<") else path
-    looks_so = (part in path for part in ("site-packages", "dist-packages", f"lib{os.sep}python"))
-    return path.startswith(("<frozen", *_list_own_folders())) or any(looks_so)
+    is_installed = not {"site-packages", "dist-packages"}.isdisjoint(path.split(os.sep))
+    return is_installed or path.startswith(("<frozen", *_list_own_folders()))
 
 
 @functools.cache
 def _list_own_folders() -> tuple[str, ...]:
-    """The folders of this package; in a checkout some are next to it."""
+    """The folders of Python's library, and of this package; in a checkout some are next to it."""
     specs = (importlib.util.find_spec(name) for name in ("matex_tf", "matex_tf.ops", "matex_tf.readers"))
-    return tuple(os.path.join(os.path.dirname(spec.origin), "") for spec in specs if spec and spec.origin)
+    files = [os.__file__, *(spec.origin for spec in specs if spec and spec.origin)]
+    return tuple(os.path.join(os.path.dirname(file), "") for file in files)
 
 
 def find_thread_at_work() -> str:

@@ -16,12 +16,14 @@ from collections.abc import Iterable
 from typing import Any
 
 from matex_tf import errors, settings, tags
-from matex_tf.runtime import notes, objects, shutdown
+from matex_tf.rewrite import graph_ops
+from matex_tf.runtime import notes, objects, real_files, shutdown
 from matex_tf.sharding import fingerprint
 from matex_tf.steps import capture, events, own_data, variables
 from matex_tf.world import world
 
 AS_TRAINING_STARTS = "comparing the variables as training starts"
+COMPUTED_PATHS = "it computes the paths of files that it reads or writes"
 
 _SHARED = "is of a step that ranks share"
 _steps = 0
@@ -70,6 +72,8 @@ def agree_on_trace(graph: Any, why_whole: str, place: str, rows: int = 0) -> str
     Raises MismatchError on every rank if the traces differ.
     """
     events.ranks_meet(place)
+    if not why_whole and any(map(real_files.finds_files, graph_ops.iterate_nodes(graph))):
+        why_whole = COMPUTED_PATHS
     why_whole = agree_on_plan(capture.digest_graph(graph, for_ranks=True), why_whole, place, rows)
     variables.synchronize_variables(graph.variables, f"comparing the variables before {place}")
     for variable in [] if why_whole else graph.variables:

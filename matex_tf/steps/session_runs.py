@@ -24,9 +24,9 @@ from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.propagate import read_program
 from matex_tf.rewrite.rules.randoms import has_no_seed, has_sequence
 from matex_tf.rewrite.subgraphs import SessionSubgraph, list_needed
-from matex_tf.runtime import excepthook, notes
+from matex_tf.runtime import excepthook, notes, real_files
 from matex_tf.steps import capture, cond_turns, events, failures, gradients, report, session_graphs, slices
-from matex_tf.steps.agreement import agree_on_plan
+from matex_tf.steps.agreement import COMPUTED_PATHS, agree_on_plan
 from matex_tf.steps.batch_watch import BatchWatch
 from matex_tf.steps.batches import WholeBatch
 from matex_tf.steps.exchanger import RankExchanger
@@ -179,7 +179,10 @@ class SessionPlan:
                 copied = self._build(self.program, self.sliced_count)
             except Exception as error:  # an error in any op: the script's own fetches are always right
                 self.why_whole = f"its copy cannot be made ({type(error).__name__}: {error})"
-        digest = capture.digest_nodes([op.node_def for op in self.part.needed], {}, for_ranks=True)
+        nodes = [op.node_def for op in self.part.needed]
+        if not self.why_whole and any(map(real_files.finds_files, nodes)):
+            self.why_whole = COMPUTED_PATHS
+        digest = capture.digest_nodes(nodes, {}, for_ranks=True)
         self.why_whole = agree_on_plan(digest, self.why_whole, PLACE)
         if not self.why_whole:
             self.operations, self.tensors = copied  # a copy that one rank has alone stays unused in its graph

@@ -23,11 +23,11 @@ NAMES += ["link", "link/a", "link/deep", "folder/link", "folder/link/a", "other/
 
 
 def random_steps(chance):
-    """Mostly one step. A rank that is behind may ask entries of a folder that rank 0 has removed."""
+    """Mostly one step. A rank that is behind may use a folder that rank 0 has removed."""
     kind = chance.choice(list(KINDS))
     names = [chance.choice(NAMES) for _ in range(2)]
-    kinds = [kind, "ask kept entries", "rmtree"] if kind == "keep entries" else [kind]
-    return [(kind, names, str(chance.random())) for kind in kinds]
+    then = {"keep entries": ["ask kept entries", "rmtree"], "work in": ["rmtree"]}
+    return [(kind, names, str(chance.random())) for kind in [kind, *then.get(kind, [])]]
 
 
 def write(names, text):
@@ -67,6 +67,22 @@ def relink(names, text):
         raise
 
 
+def replace_by_temporary(names, text):
+    os.makedirs(os.path.dirname(names[0]) or os.curdir, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=os.path.dirname(names[0]) or os.curdir, delete=False) as file:
+        file.write(text)
+    try:
+        os.replace(file.name, names[0])
+    except OSError:
+        os.remove(file.name)
+        raise
+
+
+def work_in(names, text):
+    os.chdir(names[0])
+    return os.path.basename(os.getcwd()), sorted(os.listdir())
+
+
 def keep_entries(names, text):
     PLAYING[0].kept = sorted(os.scandir(names[0]), key=lambda entry: entry.name)
 
@@ -101,8 +117,11 @@ KINDS = {
     "rmdir": lambda names, text: os.rmdir(names[0]),
     "replace": lambda names, text: os.replace(*names),
     "link": link,
+    "hard link to what is there": lambda names, text: os.path.lexists(names[1]) and os.link(*names),
     "link to absolute": lambda names, text: os.symlink(os.path.abspath(names[1]), names[0]),
     "relink": relink,
+    "replace by temporary": replace_by_temporary,
+    "work in": work_in,
     "readlink": lambda names, text: os.path.basename(os.readlink(names[0])),
     "is link": lambda names, text: os.path.islink(names[0]),
     "resolve": lambda names, text: os.path.relpath(os.path.realpath(names[0])),
@@ -143,7 +162,7 @@ class Player:
 
 def installed():
     """Python's functions on files as they are alone and on rank 0, and as on another."""
-    places = [*python.REPLACED, (tempfile, "mkdtemp")]
+    places = [*python.REPLACED, (tempfile, "mkdtemp"), (tempfile, "_mkstemp_inner")]
     sets = []
     for install in (lambda: None, python.install_view):
         install()

@@ -82,7 +82,7 @@ def test_children_of_each_rank_find_its_files(tmp_path):
 
 
 WORKERS = """
-import multiprocessing, os, sqlite3, sys, time
+import multiprocessing, os, shutil, sqlite3, sys, time
 import h5py
 import matex_tf
 from matex_tf.runtime import objects
@@ -104,6 +104,14 @@ def work(number):
 if __name__ == "__main__":
     if world.get_world().rank == int(sys.argv[2]):
         time.sleep(1)
+    if sys.argv[1] == "fork":  # before this process itself has written a file
+        if (child := os.fork()) == 0:
+            os.mkdir("by_child")
+            os.symlink("by_child", "link")
+            open("link/x", "w").close()
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert os.access("link/x", os.R_OK) and os.listdir(b"by_child") == [b"x"]
     os.mkdir("made")
     with open("made/settings.txt", "w") as file:
         file.write("5")
@@ -115,7 +123,12 @@ if __name__ == "__main__":
     with open("made/log.txt") as file, h5py.File("made/part-2.h5") as part, sqlite3.connect("made/base.db") as base:
         seen += [file.read(), int(part["of"][()]), base.execute("select * from parts").fetchall()]
     seen += [os.path.exists("made/part-1.h5"), sorted(os.listdir("made"))]
-    for each in objects.allgather(seen, "what each rank has seen"):
+    shutil.rmtree("again")
+    os.mkdir("again")
+    os.chdir("again")
+    everyone = objects.allgather(seen, "what each rank has seen")
+    assert os.path.basename(os.getcwd()) == "again", "another rank has removed and made it later"
+    for each in everyone:
         print(each)
 """
 
@@ -124,6 +137,7 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 def test_workers_of_each_rank_have_its_files(tmp_path, method, late):
     """Also where rank 0, or the other rank, comes to everything a second later."""
+    (tmp_path / "again").mkdir()
     ended = launch.run(2, WORKERS, method, late, module=False, cold=True, cwd=tmp_path).check()
     names = ["base.db", "log.txt", "part-1.h5", "settings.txt"]
     left = ["base.db", "log.txt", "part-2.h5", "settings.txt"]

@@ -48,7 +48,9 @@ def test_the_end_of_the_input_is_one_error():
 
 @pytest.mark.parametrize("size", [None, (40, 100)])
 def test_a_script_finds_out_whether_it_was_started_at_a_terminal(size):
-    script = "import sys, matex_tf\nprint('at a terminal', sys.stdin.isatty(), sys.stdin.isatty())"
+    """Also if only one rank asks: `sys.stdout` is a terminal on rank 0 only."""
+    script = "import sys, matex_tf\nif sys.stdout.isatty(): sys.stdin.isatty()\nmatex_tf.barrier()\n"
+    script += "print('at a terminal', sys.stdin.isatty(), sys.stdin.isatty())"
     full = launch.environment()
     command = launch.command(2, script, env=full, module=False)
     ended = launch.execute(command, full, 60) if size is None else launch.in_terminal(command, full, size)

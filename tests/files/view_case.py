@@ -264,6 +264,21 @@ seen.append(["gfile", sorted(tf.io.gfile.listdir("out/gfile")), sorted(tf.io.gfi
              tf.io.read_file("out/gfile/op.txt").numpy().decode(),
              sorted(name for _, _, names in tf.io.gfile.walk("out/gfile") for name in names)])  # fmt: skip
 seen.append(["within a file", tf.io.gfile.exists("out/gfile/a.txt/inside"), tf.io.gfile.exists("no/such/folder")])
+tf.io.gfile.GFile("out/gfile/own.txt", "w").write(str(rank))
+tf.io.gfile.copy("out/gfile/own.txt", "ram://own.txt")  # a file system of this process
+tf.io.gfile.copy("ram://own.txt", "out/gfile/own_again.txt")
+assert open("out/gfile/own_again.txt").read() == tf.io.gfile.GFile("ram://own.txt").read() == str(rank)
+seen.append(["matching", len(tf.io.matching_files(["out/gfile/o*.txt", "out/gfile/own*.txt"]))])
+
+
+@tf.function
+def write_at(number):
+    path = tf.strings.join(["out/gfile/computed-", tf.strings.as_string(number)])
+    tf.io.write_file(path, str(rank))
+    return tf.io.read_file(path)
+
+
+assert write_at(tf.constant(3)) == str(rank)
 tf.io.gfile.remove("out/gfile/a.txt")
 tf.io.gfile.rmtree("out/gfile/deep")
 seen.append(["gfile", sorted(tf.io.gfile.listdir("out/gfile"))])

@@ -74,6 +74,8 @@ def test_a_model_that_is_dropped_is_gone():
 
 CLEANS = """
 import atexit, os, shutil, sys, tempfile
+
+atexit.register(lambda: os.system("echo after the end"))  # called after the ranks have ended
 import matex_tf
 
 folder = tempfile.mkdtemp()
@@ -91,9 +93,9 @@ def test_a_run_leaves_no_file_but_the_scripts_own(tmp_path, code):
     """Also where the script removes what it has made as late as Python ends."""
     for name in ("cwd", "tmp"):
         (tmp_path / name).mkdir()
-    result = launch.run(
-        2, CLEANS, *([code] if code else []), env={"TMPDIR": str(tmp_path / "tmp")}, cwd=tmp_path / "cwd"
-    )
+    options = {"env": {"TMPDIR": str(tmp_path / "tmp")}, "cwd": tmp_path / "cwd", "module": False}
+    result = launch.run(2, CLEANS, *([code] if code else []), **options)
     assert result.returncode == code, result.output
+    assert result.stdout == "after the end\n", result.output
     left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*"))
     assert left == ["cwd", "cwd/result.txt", "tmp"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 import sys
 
 import pytest
@@ -19,6 +20,8 @@ def test_all_of_the_package_is_ours_wherever_it_stands(module):
 
 def test_scripts_are_not(tmp_path):
     assert not script_frames.is_library(str(tmp_path / "train.py"))
+    assert not script_frames.is_library(str(tmp_path / "lib" / "python-scripts" / "train.py"))
+    assert script_frames.is_library(pathlib.__file__) and script_frames.is_library(pytest.__file__)
     assert not script_frames.is_library("<stdin>") and script_frames.is_library("<frozen runpy>")
 
 

@@ -1,5 +1,8 @@
 """Models in eager code that mix or read rows, from the start or later: they are called with whole batches."""
 
+import os
+import tempfile
+
 import corpus_run
 import keras
 import numpy as np
@@ -58,3 +61,21 @@ said = list_new_notes(notes)
 corpus_run.expect(any("the call of 'first' is sharded" in note for note in said), f"one of two is not shared: {said}")
 whole_steps = [note for note in said if "cannot be sharded:" in note]
 corpus_run.expect(not whole_steps, f"a step of which one model is shared is said to be whole: {whole_steps}")
+
+with tempfile.TemporaryDirectory() as folder:
+    for number in range(4):
+        with open(os.path.join(folder, str(number)), "w") as file:
+            file.write(f"0.{number}")
+    model = Model()
+
+    @tf.function
+    def train_at_rate(batch, number):
+        """A step that computes the path of a file: ranks other than 0 find their files by ops of their own."""
+        rate = tf.strings.to_number(tf.io.read_file(tf.strings.join([folder, "/", tf.strings.as_string(number)])))
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(batch)))
+        for variable, gradient in zip(model.trainable_variables, tape.gradient(loss, model.trainable_variables)):
+            variable.assign_sub(tf.cast(rate, gradient.dtype) * gradient)
+        return loss
+
+    results["reads files"] = np.array([float(train_at_rate(X, tf.constant(number))) for number in range(4)])
