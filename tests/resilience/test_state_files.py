@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import launch
-from matex_tf.resilience import serialization, state, state_files
+from matex_tf.resilience import callback_state, serialization, state, state_files
 from matex_tf.runtime import temp_folders
 from matex_tf.runtime.hooks import find_version
 
@@ -22,6 +22,9 @@ VALUES = [
     np.array(["a", "bcd"]), np.array([b"ab"]), np.array([1.5, -2.0], ">f4"), np.array(["2026-11-22"], "datetime64[D]"),
     np.arange(6, dtype="int8").reshape(2, 3), np.zeros((0, 4)), np.array(7.25), np.arange(6.0)[::2], np.less,
 ]  # fmt: skip
+
+CYCLE: list = []
+CYCLE.append(CYCLE)
 
 
 def same(one, other):
@@ -61,6 +64,8 @@ def test_what_is_written_is_read(tmp_path):
         os.system,
         np.random.default_rng(1),
         np.zeros(2, [("a", "f4"), ("b", "i8")]),
+        np.ma.masked_less(np.arange(3), 1),
+        CYCLE,
     ],
 )
 def test_what_is_not_plain_is_not_kept(value):
@@ -85,6 +90,16 @@ def test_others_who_hold_a_list_see_what_is_put_back():
     assert serialization.restore_value(held, [4]) is held and held == [4]
     assert serialization.restore_value(table, {"b": 2}) is table and table == {"b": 2}
     assert serialization.restore_value(1, 5) == 5
+
+
+def test_a_state_is_restored_twice():
+    """At the beginning of training, and after Keras has begun the interrupted epoch again."""
+    callback = keras.callbacks.Callback()
+    callback.lazy, callback.counts, saved = None, {}, [("Callback", {"lazy": {"best": 1}, "counts": {"epochs": [0]}})]
+    for _ in range(2):
+        callback_state.restore_states([callback], saved)
+        assert callback.lazy == {"best": 1} and callback.counts == {"epochs": [0]}
+        callback.counts["epochs"].append(1)
 
 
 def test_two_generations_stay(tmp_path):
