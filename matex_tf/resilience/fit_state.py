@@ -80,6 +80,7 @@ class Fit:
         self.seeks_step = False  # the next steps that the source lists are those of the interrupted epoch
         self.iterator: Any = None  # Keras 2: the iterator of that epoch
         self.callbacks: Sequence[Any] = ()
+        self.continued_logs: list[Any] = []  # see `callback_state.continue_logs`
         self.params: dict[str, Any] = {}  # Keras' parameters of callbacks: "epochs", and "steps" of an epoch if known
         # What is to be saved, and when ranks vote about it
         self.takes_turns = False  # ranks take turns at batches (`apart.turns`), and do not meet between batches
@@ -325,6 +326,7 @@ class Fit:
                 "variables": variables,
                 "logs": self._logs if serialization.is_plain(self._logs) else {},
                 "callbacks": callback_state.copy_states(self.callbacks, self._large_arrays),
+                "log_bytes": callback_state.measure_logs(self.callbacks),
                 "stop": bool(self.model.stop_training),
                 "history": None if history is None else callback_state.copy_states([history], {})[0],
                 "random": random_state.copy_states(),
