@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 from matex_tf import settings
 from matex_tf.resilience import callback_state, random_state, run_state, serialization, state
+from matex_tf.rewrite.graph_ops import has_sequence
 from matex_tf.runtime import notes, objects, rank_records
 from matex_tf.steps import events
 from matex_tf.thread_flag import ThreadFlag
@@ -200,7 +201,7 @@ class Fit:
         if not self.is_resumed or self._has_checked_random:
             return
         self._has_checked_random = True
-        if plan is not None and random_state.can_draw(plan.traced.graph):
+        if plan is not None and has_sequence(plan.traced.graph):
             notes.print_note(
                 "the training step uses TensorFlow's random ops, whose state cannot be saved: from here on, its "
                 "random numbers differ from those of an uninterrupted run"

@@ -351,3 +351,22 @@ def test_ranks_vote_every_half_second(monkeypatch, steps):
         clock += 0.002 * steps
         call.end_batch(done, {})
     assert len(votes) > 20 and max(np.diff(votes)) < 0.6
+
+
+def test_random_ops_of_a_resumed_step_are_reported(monkeypatch):
+    """Also of a step that draws candidates, as `tf.nn.nce_loss` does."""
+    import tensorflow as tf
+
+    from matex_tf.resilience import fit_state
+
+    said = []
+    monkeypatch.setattr(fit_state.notes, "print_note", said.append)
+    saved = {"ended": False, "epoch": 0, "step": 1, "epochs": 0}
+    run = SimpleNamespace(fits=0, load_state=lambda _: saved, may_save=lambda _: True, has_trained=True)
+    for draw, count in ((tf.random.stateless_uniform, 0), (tf.random.uniform_candidate_sampler, 1)):
+        given = ([2], [1, 2]) if count == 0 else (tf.zeros([1, 1], tf.int64), 1, 2, True, 9)
+        step = tf.function(lambda draw=draw, given=given: draw(*given)).get_concrete_function()
+        call = fit_state.Fit(run, None)
+        call.is_before_saved_step = False
+        call.note_trained(SimpleNamespace(traced=step))
+        assert sum("random ops, whose state cannot be saved" in text for text in said) == count
