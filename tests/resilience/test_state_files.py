@@ -6,15 +6,17 @@ import errno
 import os
 import stat
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import keras
 import numpy as np
 import pytest
 
 import launch
-from matex_tf.resilience import callback_state, serialization, state, state_files
-from matex_tf.runtime import temp_folders
+from matex_tf.resilience import async_writer, callback_state, serialization, state, state_files
+from matex_tf.runtime import temp_folders, watchdog
 from matex_tf.runtime.hooks import find_version
 
 VALUES = [
@@ -211,6 +213,8 @@ import itertools, signal
 from matex_tf.resilience import async_writer
 
 class Folder:
+    path = "folder"
+
     def __init__(self):
         self.written = []
 
@@ -241,6 +245,21 @@ assert folder.written == list(range(number + 1))
 def test_a_writer_is_waited_for_wherever_a_signal_comes():
     """A signal's handler runs between any two steps of the thread that trains, also within those that order a write."""
     launch.execute([sys.executable, "-c", INTERRUPTED], launch.environment({}), 60).check()
+
+
+def test_other_ranks_wait_longer_for_a_rank_whose_disk_is_slow():
+    """Not only for the last state of a run, but for each that waits for its turn."""
+    excused = []
+
+    def write_file(*order):
+        time.sleep(0.2)
+        excused.extend(what for what, _ in watchdog._activities)
+
+    writer = async_writer.Writer(SimpleNamespace(path="folder", write_file=write_file))
+    for number in range(3):
+        writer.write("state", number, None)
+    assert excused == ["saving the state of the run to folder"]
+    writer.flush()
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS])
