@@ -30,6 +30,7 @@ from matex_tf.steps.variables import find_name
 # Types of ops that take the handle of a variable; `_CHANGES` has prefixes of types.
 _READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape")
 _CHANGES = ("Assign", "ResourceApply", "ResourceSparseApply", "ResourceScatter", "ResourceStrided", *variable_uses.ADDS)
+_ASSIGNMENTS = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 _SIGNS = {"AssignAddVariableOp": 1, "AssignSubVariableOp": -1, "ResourceScatterAdd": 1, "ResourceScatterSub": -1}
 
 
@@ -169,21 +170,22 @@ def find_amounts(graph: Any, variables: Sequence[Any]) -> list[tuple[Any, Any]]:
     inner_handles = {id(outer): inner for outer, inner in variable_uses.list_handles(graph)}
     all_uses = variable_uses.list_uses(graph)
     found = []
-    for variable in variables:
-        handle = inner_handles.get(id(variable.handle))
-        if handle is None or not _is_additive(handle, all_uses[id(variable.handle)]):
-            continue
-        amounts: list[Any] = []  # of each change; None if it is not a constant
-        for op in handle.consumers():
-            if op.type == "AssignVariableOp":
-                more = affine.find_sum(op.inputs[1], handle).more
-                amounts.append(None if more is None else tf.get_static_value(more))
-            elif op.type in ("AssignAddVariableOp", "AssignSubVariableOp"):
-                amounts.append(tf.get_static_value(op.inputs[1] * _SIGNS[op.type]))
-        if all(amount is not None for amount in amounts):
-            total = sum(amounts, np.zeros(variable.shape, variable.dtype.as_numpy_dtype))
-            if np.any(total):
-                found.append((variable, total))
+    with graph.as_default():  # `affine` adds ops
+        for variable in variables:
+            handle = inner_handles.get(id(variable.handle))
+            if handle is None or not _is_additive(handle, all_uses[id(variable.handle)]):
+                continue
+            amounts: list[Any] = []  # of each change; None if it is not a constant
+            for op in handle.consumers():
+                if op.type in _ASSIGNMENTS:
+                    is_new = op.type == "AssignVariableOp"
+                    more = affine.find_sum(op.inputs[1], handle).more if is_new else op.inputs[1]
+                    amount = None if more is None else tf.get_static_value(more)
+                    amounts.append(-amount if amount is not None and _SIGNS.get(op.type) == -1 else amount)
+            if all(amount is not None for amount in amounts):
+                total = sum(amounts, np.zeros(variable.shape, variable.dtype.as_numpy_dtype))
+                if np.any(total):
+                    found.append((variable, total))
     return found
 
 
@@ -231,7 +233,7 @@ def _is_additive(handle: Any, uses: Sequence[variable_uses.Use]) -> bool:
     for op in handle.consumers():
         if not op.type.startswith(_CHANGES):
             continue
-        if op.type not in ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"):
+        if op.type not in _ASSIGNMENTS:
             return False
         new = affine.find_sum(op.inputs[1], handle)
         kept = 1 if op.type == "AssignVariableOp" else 0  # the factor of the old value in an assigned or added value

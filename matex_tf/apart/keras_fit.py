@@ -1,11 +1,12 @@
 """Hooks on Keras for ranks that train by themselves: on `fit` and its data source, the object that yields its steps.
 
 With `MATEX_STRATEGY=async` the hooks make an `AsyncFit` for each call of `fit`; the listeners pass the events of its
-training on to it. `local` asks `is_in_fit`.
+training on to it. `local` asks `fitted`.
 """
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from typing import Any
 
 from matex_tf.apart import choice
@@ -13,21 +14,21 @@ from matex_tf.apart.async_fit import AsyncFit
 from matex_tf.runtime.keras_table import KerasTable
 from matex_tf.servers.pieces import update_costs
 from matex_tf.steps import events, own_data
-from matex_tf.thread_flag import ThreadFlag
 from matex_tf.world import world
 
 HOOKS = KerasTable()
 _IF_HOOK_MISSING = "ranks train together in fit, whatever MATEX_STRATEGY says"
 
-is_in_fit = ThreadFlag()
-"""A call of `fit` is running."""
+fitted: ContextVar[Any] = ContextVar("fitted", default=None)
+"""The model of the innermost call of `fit` that runs in this thread; None outside of `fit`."""
 _fits: list[AsyncFit] = []  # running calls, the innermost last, in which ranks may take turns
 
 
 @HOOKS.replace_in(_IF_HOOK_MISSING, "models.model:Model.fit", "engine.training:Model.fit")
 def _wrap_fit(original: Any) -> Any:
     def call_fit(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with is_in_fit.set():
+        token = fitted.set(self)
+        try:
             # `matex plan` measures whether ranks could take turns.
             is_requested = choice.is_chosen("async") or update_costs.are_measured()
             if not is_requested or own_data.is_alone():
@@ -41,6 +42,8 @@ def _wrap_fit(original: Any) -> Any:
             finally:
                 _fits.remove(call)
                 call.close()
+        finally:
+            fitted.reset(token)
 
     return call_fit
 
@@ -96,7 +99,7 @@ def _begin_epoch(model: Any, epoch: int) -> None:
 
 def _note_trained(plan: Any) -> None:
     """Called after a step has trained. Outside of `fit` ranks share the step, as with allreduce: tell the user."""
-    if not is_in_fit:
+    if fitted.get() is None:
         choice.report_fallback("async", choice.name_step(plan), choice.ONLY_FIT)
 
 

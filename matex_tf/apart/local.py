@@ -19,10 +19,10 @@ from matex_tf import ops, settings
 from matex_tf.apart import choice, keras_fit, own_rows
 from matex_tf.apart.epoch_metrics import EpochMetrics
 from matex_tf.resilience import elastic
-from matex_tf.runtime import notes
+from matex_tf.runtime import notes, objects
 from matex_tf.steps import agreement, events
 from matex_tf.steps.plan import CopyKind
-from matex_tf.steps.variables import find_birth, find_differing, find_name, find_tf_variable
+from matex_tf.steps.variables import find_birth, find_name, find_tf_variable
 from matex_tf.world import world
 
 _MAX_GROUP_BYTES = 1 << 22
@@ -38,7 +38,7 @@ class LocalSteps:
     """Listens to training steps after `start_listening`, and switches the steps of `fit` to local training."""
 
     def __init__(self) -> None:
-        self._model: Any = None  # the model that the last call of `fit` trains locally
+        self._models: weakref.WeakSet[Any] = weakref.WeakSet()  # models whose last call of `fit` may train locally
         self._plans: weakref.WeakSet[Any] = weakref.WeakSet()  # plans that use local copies
         self._obstacles: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         """For each plan, the reason why its steps cannot run locally; "" if they can."""
@@ -47,7 +47,8 @@ class LocalSteps:
         self._used: dict[int, Any] = {}  # all variables
         self._steps = 0  # since the last average of weights
         self._may_differ = False  # local steps have run since the last average of all variables
-        self._epoch_metrics = EpochMetrics()  # of all ranks, for the logs of callbacks
+        self._epoch_metrics: weakref.WeakKeyDictionary[Any, EpochMetrics] = weakref.WeakKeyDictionary()
+        """Of all ranks, for the logs of callbacks, by the models that have trained locally in the present epoch."""
 
     def start_listening(self) -> None:
         events.training_begins.add_listener(self._begin_training)
@@ -61,14 +62,19 @@ class LocalSteps:
         why = _find_obstacle(model)
         if why:
             choice.report_fallback("local", f"fit on '{model.name}'", why)
-        self._model = None if why or not choice.is_chosen("local") else model
+        self._epoch_metrics.pop(model, None)
+        if choice.is_chosen("local") and not why:
+            self._models.add(model)
+        else:
+            self._models.discard(model)
 
     def _begin_step(self, plan: Any) -> None:
         """Choose the copy of a step: local if `fit` trains with it and its graph allows it, else the usual one.
 
         Collective if ranks compute the step together, and their variables may differ.
         """
-        is_training = bool(keras_fit.is_in_fit) and self._model is not None and bool(plan.trained)  # weights
+        model = keras_fit.fitted.get()
+        is_training = model in self._models and bool(plan.trained)  # weights
         is_local = is_training and self._can_run_locally(plan)
         if not is_local:
             self._average_all(plan.place)
@@ -81,11 +87,12 @@ class LocalSteps:
             self._plans.remove(plan)
         if is_local:
             self._may_differ = True
+            self._epoch_metrics.setdefault(model, EpochMetrics())
             agreement.expect_differences(True)  # compare no weights between ranks until the next average
 
     def _note_trained(self, plan: Any) -> None:
         """Report a step outside of `fit`, or a replicated one (`plan.why_whole`): ranks train it together."""
-        if not keras_fit.is_in_fit:
+        if keras_fit.fitted.get() is None:
             choice.report_fallback("local", choice.name_step(plan), choice.ONLY_FIT)
         elif plan is not None and plan.why_whole:
             choice.report_fallback("local", plan.place, plan.why_whole)
@@ -95,17 +102,22 @@ class LocalSteps:
             why = own_rows.find_obstacle(plan.program)
             self._obstacles[plan] = why
             if why:
-                choice.report_fallback("local", f"fit on '{self._model.name}'", why)
+                choice.report_fallback("local", f"fit on '{keras_fit.fitted.get().name}'", why)
         return not self._obstacles[plan]
 
     def _end_step(self, plan: Any) -> None:
-        """Record the variables of a local step. Every H steps, average the weights: collective."""
+        """Record the variables of a local step. Every H steps, average the weights: collective.
+
+        After another training step, which may follow local ones, read the metrics again.
+        """
         if plan in self._plans:
             self._used |= {id(variable): variable for variable in map(find_tf_variable, plan.traced.graph.variables)}
             self._trained |= {id(variable): variable for variable in map(find_tf_variable, plan.trained)}
             self._steps += 1
             if self._steps == read_period():
                 self._average_trained()
+        elif plan.trained and (model := keras_fit.fitted.get()) in self._epoch_metrics:
+            self._epoch_metrics[model].read_metrics(model)
 
     def _average_all(self, _doing: str) -> None:
         """Average all variables of local steps. Collective if there were local steps since the last time.
@@ -119,18 +131,18 @@ class LocalSteps:
             self._average_trained()
         others = [variable for key, variable in self._used.items() if key not in self._trained]
         others = sorted((variable for variable in others if variable.dtype.name != "string"), key=find_birth)
-        values = [np.asarray(variable.numpy()) for variable in others]
-        names = list(map(find_name, others))
-        differing = find_differing(names, values, "the variables of ranks that trained by themselves")
-        _average([others[index] for index in differing])
+        digests = [ops.hash_content(np.asarray(variable.numpy())) for variable in others]
+        everyone = objects.allgather(digests, "the variables of ranks that trained by themselves")
+        _average([variable for variable, of_ranks in zip(others, zip(*everyone)) if len(set(of_ranks)) > 1])
         self._trained, self._used = {}, {}
         agreement.expect_differences(False)
-        if self._model is not None:
-            self._epoch_metrics.read_metrics(self._model)
+        for model, metrics in self._epoch_metrics.items():
+            metrics.read_metrics(model)
 
     def _update_logs(self, model: Any, logs: dict[str, Any]) -> None:
-        if model is self._model:
-            self._epoch_metrics.update_logs(logs, lambda values: sum(values) / len(values))
+        metrics = self._epoch_metrics.pop(model, None)
+        if metrics is not None:
+            metrics.update_logs(logs, lambda values: sum(values) / len(values))
 
     def _average_trained(self) -> None:
         self._steps = 0
@@ -165,11 +177,13 @@ def _average(variables: Sequence[Any]) -> None:
         flat = [tf.reshape(variable.read_value(), [-1]) for variable in group]
         name = f"the average of '{find_name(group[0])}' and {len(group) - 1} more"
         concatenated = flat[0] if len(flat) == 1 else tf.concat(flat, 0)
-        if group[0].dtype.is_floating:
-            average = ops.allreduce(concatenated, "mean", name)
+        dtype = group[0].dtype
+        if dtype.is_floating or dtype.is_complex:
+            numbers = tf.bitcast(concatenated, dtype.real_dtype)  # two for each complex one
+            average = tf.bitcast(ops.allreduce(numbers, "mean", name), dtype)
         else:
             total = ops.allreduce(tf.cast(concatenated, tf.int64), "sum", name)
-            average = tf.cast(total // world.get_world().size, group[0].dtype)  # an integer variable has no fractions
+            average = tf.cast(total // world.get_world().size, dtype)  # an integer variable has no fractions
         for variable, value in zip(group, tf.split(average, [part.shape.num_elements() for part in flat])):
             variable.assign(tf.reshape(value, variable.shape))
 

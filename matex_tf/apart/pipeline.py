@@ -7,11 +7,10 @@ batches of other ranks. Then batch k has the same rows on every rank.
 from __future__ import annotations
 
 import collections
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from matex_tf.sharding import fingerprint
+from matex_tf.steps.batches import Batch
 
 
 class Pipeline:
@@ -21,7 +20,7 @@ class Pipeline:
     max_kept: number of newest batches that are kept, so that this rank can train the batch of a lost rank.
     """
 
-    def __init__(self, take_batch: Callable[[Any], list[Any] | None], max_kept: int):
+    def __init__(self, take_batch: Callable[[Any], Batch | None], max_kept: int):
         self._take_batch = take_batch
         # (number, batch) pairs. Here the numbers count from the first batch of the iterator, not of the epoch.
         self._kept: collections.deque[tuple[int, Sequence[Any]]] = collections.deque(maxlen=max_kept)
@@ -29,7 +28,7 @@ class Pipeline:
         self._taken = 0  # number of batches taken from the iterator
         self._epoch_start = 0  # number of batches that earlier epochs took from the iterator
         self.digest: tuple[int, int] | None = None
-        """Number of rows and hash of the epoch's first batch, by which ranks compare their iterations."""
+        """`digest` of the epoch's first batch, by which ranks compare their iterations."""
 
     def begin_epoch(self, iterator: Any) -> None:
         """Begin an epoch with the next batch of `iterator`, which may be the iterator of the last epoch."""
@@ -48,10 +47,9 @@ class Pipeline:
             batch = self._take_batch(self._iterator)
             if batch is None:
                 return None
-            if self._taken == self._epoch_start:  # each tensor's hash is the seed of the next one's
-                content = functools.reduce(lambda total, tensor: fingerprint.digest_value(tensor, total), batch, 0)
-                self.digest = len(batch[0]), content
-            self._kept.append((self._taken, batch))
+            if self._taken == self._epoch_start:
+                self.digest = batch.digest()
+            self._kept.append((self._taken, batch.take_whole()))
             self._taken += 1
         for kept_number, kept_batch in self._kept:
             if kept_number == wanted:

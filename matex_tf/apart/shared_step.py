@@ -13,6 +13,7 @@ from typing import Any
 
 from matex_tf.apart import additive
 from matex_tf.own_functions import trace_own
+from matex_tf.steps.batches import Batch
 from matex_tf.steps.plan import StepPlan
 from matex_tf.steps.variables import find_name, find_tf_variable
 
@@ -104,10 +105,9 @@ class SharedStep:
         """The `variables` that the copy changes; none if there is no copy."""
         return additive.list_written(self._function.graph, variables) if self._function is not None else []
 
-    def take_batch(self, iterator: Any) -> list[Any] | None:
+    def take_batch(self, iterator: Any) -> Batch | None:
         """The next batch of an iterator; None at its end."""
-        batch = self.plan.take_batch(iterator._iterator_resource)
-        return None if batch is None else batch.take_whole()
+        return self.plan.take_batch(iterator._iterator_resource)
 
     def call(self, iterator: Any, batch: Sequence[Any]) -> Any:
         """Run the copy on a batch. Returns the results in the structure in which the script's step returns them."""

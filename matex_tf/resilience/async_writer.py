@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from matex_tf.resilience import serialization, state_files
-from matex_tf.runtime import notes, real_files
+from matex_tf.runtime import notes, real_files, watchdog
 from matex_tf.thread_flag import starts_own
 
 _TICK = 0.01  # seconds between checks of a waiting thread
@@ -42,16 +42,20 @@ class Writer:
             self._thread = threading.Thread(target=self._write_orders, name="matex_tf run state", daemon=True)
             with starts_own.set():  # the thread runs no code of the script
                 self._thread.start()
-        while len(self._orders) >= 2:
-            time.sleep(_TICK)
+        self._await_orders(1)
         self._orders.append((kind, number, packed, arrays))
         self._wakes.put(None)
 
     def flush(self) -> None:
         """Wait until every queued state is on disk or has failed."""
         self._wakes.put(None)  # the signal may have interrupted `write` before its own wake-up
-        while self._orders:
-            time.sleep(_TICK)
+        self._await_orders(0)
+
+    def _await_orders(self, number: int) -> None:
+        """Wait until at most this number of states is queued. Other ranks may wait for this rank meanwhile."""
+        with watchdog.excuse_wait(f"saving the state of the run to {self.folder.path}", watchdog.SAVING_FACTOR):
+            while len(self._orders) > number:
+                time.sleep(_TICK)
 
     def _write_orders(self) -> None:
         while True:

@@ -6,6 +6,7 @@ training begins.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -87,3 +88,38 @@ def list_unsaved_attributes(callbacks: Sequence[Any]) -> list[str]:
         if names:
             texts.append(f"{', '.join(names)} of {kind.__name__}")
     return texts
+
+
+def measure_logs(callbacks: Sequence[Any]) -> list[int | None]:
+    """For each callback: the bytes of its file if it is a `CSVLogger` that has one; else None."""
+    return [None if (path := _find_log(callback)) is None else os.path.getsize(path) for callback in callbacks]
+
+
+def continue_logs(callbacks: Sequence[Any], sizes: Sequence[int | None], has_lines: bool) -> list[Any]:
+    """Let each `CSVLogger` append to its file, without the lines that it wrote after the state was saved.
+
+    sizes: the result of `measure_logs` when the state was saved.
+    has_lines: whether the files had lines of the interrupted call then. Without them, a callback that overwrites its
+        file begins again.
+
+    Returns the callbacks that would overwrite their files: their `append` is True now, for this call of `fit`.
+    """
+    changed = []
+    for callback, size in zip(callbacks, sizes):
+        path = _find_log(callback)
+        if path is None or size is None or not (callback.append or has_lines):
+            continue
+        if os.path.getsize(path) > size:
+            os.truncate(path, size)
+        if not callback.append:
+            callback.append = True
+            changed.append(callback)
+    return changed
+
+
+def _find_log(callback: Any) -> str | None:
+    """The file of a `CSVLogger`; None for another callback, and if it does not exist on this host."""
+    if type(callback).__name__ != "CSVLogger" or not os.path.exists(callback.filename):
+        return None
+    path: str = callback.filename
+    return path

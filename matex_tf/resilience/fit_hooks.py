@@ -6,14 +6,12 @@ has no saved state (`saved` is None). These hooks pass the events of training on
 
 from __future__ import annotations
 
-import csv
 import inspect
-import os
 from typing import Any
 
 from matex_tf.resilience import callback_state, data_hooks, run_state, source_data
 from matex_tf.resilience.fit_state import Fit, find_current, is_nested
-from matex_tf.runtime import atomic, notes
+from matex_tf.runtime import notes
 from matex_tf.runtime.keras_table import KerasTable
 from matex_tf.steps import events
 
@@ -125,22 +123,8 @@ def _begin_training(model: Any, callbacks: Any) -> None:
         return
     current.begin_training(_flatten_callbacks(callbacks), callbacks.params)
     if current.is_resumed:
-        for callback in current.callbacks:
-            if type(callback).__name__ == "CSVLogger":
-                _continue_log(callback, current.epoch)
-
-
-def _continue_log(callback: Any, epoch: int) -> None:
-    """Append to the log, without its lines of epochs that are repeated."""
-    if not os.path.exists(callback.filename):
-        return
-    with open(callback.filename, newline="") as file:
-        rows = list(csv.reader(file, delimiter=callback.sep))
-    while len(rows) > 1 and rows[-1] and rows[-1][0].isdigit() and int(rows[-1][0]) >= epoch:
-        rows.pop()
-    with atomic.write_beside(callback.filename) as place, open(place, "w", newline="") as file:
-        csv.writer(file, delimiter=callback.sep).writerows(rows)
-    callback.append = True
+        has_lines = current.epoch > current.first_epoch
+        current.continued_logs = callback_state.continue_logs(current.callbacks, current.saved["log_bytes"], has_lines)
 
 
 def _resume_training(model: Any) -> None:
@@ -153,5 +137,7 @@ def _resume_training(model: Any) -> None:
         model._initial_epoch = None  # `BackupAndRestore` may have changed it
         data_hooks.skip_epochs(current)
     if current.is_resumed:
+        for callback in current.continued_logs:
+            callback.append = False
         for what in callback_state.list_unsaved_attributes(current.callbacks):
             notes.print_note(f"callbacks of fit: {what} cannot be saved and starts over")

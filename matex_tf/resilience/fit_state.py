@@ -25,13 +25,14 @@ from typing import Any, NamedTuple
 
 from matex_tf import settings
 from matex_tf.resilience import callback_state, random_state, run_state, serialization, state
+from matex_tf.rewrite.graph_ops import has_sequence
 from matex_tf.runtime import notes, objects, rank_records
 from matex_tf.steps import events
 from matex_tf.thread_flag import ThreadFlag
 from matex_tf.world import membership, world
 
 _CHECK_SECONDS = 0.5  # interval at which ranks agree whether to save
-_MAX_STEPS_BETWEEN_CHECKS = 1000
+_MAX_CALLS_BETWEEN_CHECKS = 1000
 
 is_nested = ThreadFlag()
 """Whether the innermost call of `fit` runs inside another call. Its state is not saved."""
@@ -49,7 +50,7 @@ class _Vote(NamedTuple):
     request: str | None  # why the run is to end; None if it is not
     is_due: bool  # whether a state is to be saved
     stops: bool  # whether training stops (`model.stop_training`)
-    steps_until_check: int  # the number of steps until the next vote
+    calls_until_check: int  # the number of calls of `end_batch` until the next vote
 
 
 class Fit:
@@ -80,6 +81,7 @@ class Fit:
         self.seeks_step = False  # the next steps that the source lists are those of the interrupted epoch
         self.iterator: Any = None  # Keras 2: the iterator of that epoch
         self.callbacks: Sequence[Any] = ()
+        self.continued_logs: list[Any] = []  # see `callback_state.continue_logs`
         self.params: dict[str, Any] = {}  # Keras' parameters of callbacks: "epochs", and "steps" of an epoch if known
         # What is to be saved, and when ranks vote about it
         self.takes_turns = False  # ranks take turns at batches (`apart.turns`), and do not meet between batches
@@ -92,8 +94,9 @@ class Fit:
         self._has_checked_random = False  # the step was searched for random ops whose state cannot be saved
         # Large arrays of callbacks when training began (`callback_state.find_large`): not saved while unchanged.
         self._large_arrays: dict[Any, Any] = {}
-        self._steps_until_check = 1  # steps until ranks vote again
-        self._last_check: tuple[float, int] = (time.monotonic(), 0)  # time of the last vote, and step of the epoch
+        # Ranks vote again after this number of calls of `end_batch`, each of one or several steps
+        # (`steps_per_execution`). The number of calls since the last vote, and its time:
+        self._calls_until_check, self._calls, self._last_check = 1, 0, time.monotonic()
         self._may_save = run.may_save(self.number)
         self._may_change = True  # False after a change that failed
         if self.is_over:
@@ -147,7 +150,7 @@ class Fit:
         """Called when an epoch begins. In the interrupted epoch, the steps before the saved step count as complete."""
         self._epoch = epoch
         self._epoch_steps = self.step if self.is_before_saved_step else 0
-        self._steps_until_check, self._last_check = 1, (time.monotonic(), self._epoch_steps)
+        self._calls_until_check, self._calls, self._last_check = 1, 0, time.monotonic()
 
     def reach_step(self) -> None:
         """Restore the state before the first step that is not skipped. Later calls do nothing.
@@ -198,7 +201,7 @@ class Fit:
         if not self.is_resumed or self._has_checked_random:
             return
         self._has_checked_random = True
-        if plan is not None and random_state.can_draw(plan.traced.graph):
+        if plan is not None and has_sequence(plan.traced.graph):
             notes.print_note(
                 "the training step uses TensorFlow's random ops, whose state cannot be saved: from here on, its "
                 "random numbers differ from those of an uninterrupted run"
@@ -212,21 +215,21 @@ class Fit:
         self._epoch_steps = done
         if self.takes_turns:
             return  # ranks vote where they meet: `keep_within`
-        self._steps_until_check -= 1
-        if self._steps_until_check > 0 or not self._may_save:
+        self._calls += 1
+        if self._calls < self._calls_until_check or not self._may_save:
             return
         epoch_length = self.params.get("steps") or self._longest_epoch_steps
         if epoch_length and done >= epoch_length:
             return  # the last step of the epoch: `end_epoch` saves
         assert self._epoch is not None  # an epoch is running
-        # Choose the number of steps until the next vote, from the seconds of a step since the last one. Ranks vote at
+        # Choose the number of calls until the next vote, from the seconds of a call since the last one. Ranks vote at
         # least four times in the interval of saves, if it is not 0.
-        now, (last_time, last_done) = time.monotonic(), self._last_check
-        step_seconds = (now - last_time) / max(1, done - last_done)
+        now = time.monotonic()
+        call_seconds = (now - self._last_check) / self._calls
         check_seconds = min(_CHECK_SECONDS, settings.get_settings().save_seconds / 4 or _CHECK_SECONDS)
-        steps = min(max(int(check_seconds / max(step_seconds, 1e-6)), 1), _MAX_STEPS_BETWEEN_CHECKS)
-        self._steps_until_check = self._save_if_due(self._epoch, done, steps)
-        self._last_check = (now, done)
+        calls = min(max(int(check_seconds / max(call_seconds, 1e-6)), 1), _MAX_CALLS_BETWEEN_CHECKS)
+        self._calls_until_check = self._save_if_due(self._epoch, done, calls)
+        self._calls, self._last_check = 0, now
 
     def ask_change(self, text: str, mark: Callable[[str, float], None]) -> None:
         """Let all ranks leave for a change of the run at the next vote. Call this on all ranks.
@@ -276,15 +279,15 @@ class Fit:
         if request:
             self.run.leave_run(request, f"the end of call {self.number + 1} of fit")
 
-    def _save_if_due(self, epoch: int, step: int, steps_until_check: int) -> int:
+    def _save_if_due(self, epoch: int, step: int, calls_until_check: int) -> int:
         """Save if a state is due; leave the run if that is asked for or a change is pending. Collective.
 
         Returns:
-            `steps_until_check` of rank 0.
+            `calls_until_check` of rank 0.
         """
         stops = bool(self.model.stop_training)
         is_due = not stops and self.run.is_due()  # if training stops, the call ends soon, and its end is saved
-        vote = _Vote(self.run.end_request, is_due, stops, steps_until_check)
+        vote = _Vote(self.run.end_request, is_due, stops, calls_until_check)
         votes: list[_Vote] = objects.allgather(vote, "whether to save the state of the run")
         request = next((each.request for each in votes if each.request), None)
         first_vote = votes[0]
@@ -301,7 +304,7 @@ class Fit:
             self.run.leave_run(request, where, mark, self._change_text)
             # `leave_run` returns only if a change was asked for and the state could not be saved: train on without it.
             self._may_change, self._mark_change = False, None
-        return first_vote.steps_until_check
+        return first_vote.calls_until_check
 
     def _save_state(self, kind: str, epoch: int, step: int, ended: bool = False, history: Any = None) -> None:
         """Save the state before `step` of `epoch` (kind "state"), or after the call (kind "end"). Collective."""
@@ -325,6 +328,7 @@ class Fit:
                 "variables": variables,
                 "logs": self._logs if serialization.is_plain(self._logs) else {},
                 "callbacks": callback_state.copy_states(self.callbacks, self._large_arrays),
+                "log_bytes": callback_state.measure_logs(self.callbacks),
                 "stop": bool(self.model.stop_training),
                 "history": None if history is None else callback_state.copy_states([history], {})[0],
                 "random": random_state.copy_states(),

@@ -9,14 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf.rewrite.graph_ops import iterate_nodes
-
-# Random ops of TensorFlow whose state is within the op's kernel.
-_STATEFUL = {
-    "Multinomial", "ParameterizedTruncatedNormal", "RandomGamma", "RandomPoisson", "RandomPoissonV2", "RandomShuffle",
-    "RandomStandardNormal", "RandomUniform", "RandomUniformInt", "TruncatedNormal",
-}  # fmt: skip
-
 
 def copy_states() -> dict[str, Any]:
     """The states of the generators of Python, NumPy, and TensorFlow (seeds of eager ops; None before its import)."""
@@ -42,11 +34,6 @@ def _make_comparable(state: Any) -> Any:
     if not isinstance(state, tuple):
         return state
     return [part.tobytes() if isinstance(part, np.ndarray) else part for part in state]
-
-
-def can_draw(graph: Any) -> bool:
-    """Whether a graph has random ops whose state is inaccessible."""
-    return any(node.op in _STATEFUL for node in iterate_nodes(graph))
 
 
 def restore_states(saved: dict[str, Any], without: Collection[str] = ()) -> None:

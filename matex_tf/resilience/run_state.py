@@ -23,7 +23,7 @@ import numpy as np
 
 from matex_tf import errors, settings
 from matex_tf.resilience import async_writer, random_state, script_file, serialization, state_files
-from matex_tf.runtime import notes, objects, rank_records, real_files, shutdown, watchdog
+from matex_tf.runtime import notes, objects, rank_records, real_files, shutdown
 from matex_tf.steps import events
 from matex_tf.world import exit_codes, file_locks, membership, terminal, world
 
@@ -280,8 +280,7 @@ class Run:
         """
         failed = None
         if self.writer is not None:
-            with watchdog.excuse_wait(f"saving the state of the run to {self.path}", watchdog.SAVING_FACTOR):
-                self.writer.flush()
+            self.writer.flush()
             failed = self.writer.failed
         failed = objects.broadcast(failed, "whether the state of the run is on the disk")
         if mark is None:  # the run is to end
@@ -315,8 +314,7 @@ class Run:
             signal.signal(number, signal.SIG_IGN)
         if self.writer is None:
             return
-        with watchdog.excuse_wait(f"saving the state of the run to {self.path}", watchdog.SAVING_FACTOR):
-            self.writer.flush()
+        self.writer.flush()
         if exit_codes.exit_code == 0:
             with real_files.use_real_files():
                 self.writer.folder.remove_folder()

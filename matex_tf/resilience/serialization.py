@@ -8,6 +8,7 @@ result.
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib
 from typing import Any
@@ -27,7 +28,7 @@ def is_plain(value: Any) -> bool:
     """Whether `pack_value` accepts `value`."""
     try:
         pack_value(value, None)
-    except NotPlain:
+    except (NotPlain, RecursionError):  # a container that contains itself
         return False
     return True
 
@@ -42,7 +43,7 @@ def pack_value(value: Any, arrays: list[np.ndarray] | None) -> Any:
         return {"dict": [[pack_value(key, arrays), pack_value(part, arrays)] for key, part in value.items()]}
     if type(value) in (tuple, set, frozenset):
         return {type(value).__name__: [pack_value(part, arrays) for part in value]}
-    if isinstance(value, np.ndarray):
+    if type(value) is np.ndarray:  # a subclass has more than its array, such as a mask
         return {"array": _store_array(value, arrays)}
     if isinstance(value, np.generic):
         return {"number": _store_array(np.asarray(value), arrays)}
@@ -80,7 +81,11 @@ def unpack_value(packed: Any, arrays: list[np.ndarray]) -> Any:
 
 
 def restore_value(present: Any, saved: Any) -> Any:
-    """The value that replaces `present`. A list or dict is updated in place, because other objects may refer to it."""
+    """The value that replaces `present`: a copy of `saved`, which may be restored again.
+
+    A list or dict is updated in place, because other objects may refer to it.
+    """
+    saved = copy.deepcopy(saved)
     if type(present) is type(saved) is list:
         present[:] = saved
         return present

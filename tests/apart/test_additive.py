@@ -59,3 +59,27 @@ def test_assignments(step_text):
         assert (why, kinds) == ("", [wanted])
     else:
         assert why.replace(":0", "").startswith(wanted) and bool(why) == bool(wanted)
+
+
+@pytest.mark.parametrize(
+    "step_text, amounts",
+    [
+        ("v.assign(v + [0, 1])", [0, 1]),
+        ("v.assign_add([0, 2])", [0, 2]),
+        ("(v.assign_sub([0, 1]), v.assign_add([3, 0]))", [3, -1]),
+        ("v.assign(v + [0, 1] + [1, 0])", None),  # TensorFlow does not fold the sum of the two
+        ("v.assign_add(x)", None),
+        ("v.assign(v * 2)", None),
+    ],
+)
+def test_constant_amounts(step_text, amounts):
+    import tensorflow as tf
+
+    v = tf.Variable([7, 0])
+
+    @tf.function(autograph=False)
+    def step(x):
+        eval(step_text, {"v": v, "x": x})
+
+    found = additive.find_amounts(step.get_concrete_function(tf.TensorSpec([2], tf.int32)).graph, [v])
+    assert [amount.tolist() for _, amount in found] == ([] if amounts is None else [amounts])

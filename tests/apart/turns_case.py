@@ -80,6 +80,24 @@ def one_at_a_time():
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)], name="scales")
     model.compile(of.LossScaleOptimizer(of.SGD(0.1)), "mse")
     keep("scales", model, model.fit(x, x, BATCH, verbose=0))
+    data = tf.data.Dataset.from_tensor_slices(
+        (tf.RaggedTensor.from_row_lengths(words.ravel()[:120], range(16)), x[:16])
+    )
+    model = Numbered([keras.Input((1,)), keras.layers.Dense(1)], name="numbered")
+    model.compile(of.SGD(0.01))
+    keep("numbered", model, model.fit(data.batch(BATCH).enumerate(), verbose=0))
+
+
+class Numbered(keras.Sequential):
+    """Its batches begin with a number, and have rows of different lengths."""
+
+    def train_step(self, data):
+        number, (x, y) = data
+        with tf.GradientTape() as tape:
+            x = tf.reduce_sum(tf.cast(x, tf.float64), 1, keepdims=True) / 100
+            loss = tf.reduce_mean((self(x, training=True) - y) ** 2) * tf.cast(number + 1, tf.float64)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"loss": loss}
 
 
 class OfItsOwn(keras.Model):

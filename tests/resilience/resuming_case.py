@@ -113,6 +113,15 @@ def fit_second():
     show("second", history, second, lose)
 
 
+def append_log():
+    return keras.callbacks.CSVLogger(os.path.join(folder, "log.csv"), append=True)
+
+
+def show_log():
+    with open(os.path.join(folder, "log.csv")) as file:
+        print("SHOW" + json.dumps(["log", [line.split(",") for line in file.read().splitlines()]]))
+
+
 def fit_third():
     """It goes on with the second's model, from a generator that draws as it goes."""
 
@@ -122,7 +131,7 @@ def fit_third():
             yield x[rows], y[rows]
 
     lose = Lose(2)
-    history = second.fit(batches(), steps_per_epoch=6, epochs=3, verbose=0, callbacks=[lose])
+    history = second.fit(batches(), steps_per_epoch=6, epochs=3, verbose=0, callbacks=[append_log(), lose])
     show("third", history, second, lose)
 
 
@@ -184,8 +193,9 @@ def fit_fourth():
     pair.compile(keras.optimizers.Adam(0.02), steps_per_execution=2)
     inner.compile("sgd", "mse")
     lose = Lose(3)
-    paired = pair.fit(slices(), steps_per_epoch=7, epochs=3, verbose=0, callbacks=[Train(inner), lose])
+    paired = pair.fit(slices(), steps_per_epoch=7, epochs=3, verbose=0, callbacks=[Train(inner), append_log(), lose])
     show("fourth", paired, pair, lose)
+    show_log()
 
 
 calls = {"first": fit_first, "second": fit_second, "third": fit_third, "fourth": fit_fourth}
@@ -195,5 +205,4 @@ if not chosen:
     # Not by fit: it is done again.
     second.train_on_batch(x[:12], y[:12])
     print("SHOW" + json.dumps(["last", [float(np.sum(np.abs(weight))) for weight in second.get_weights()]]))
-    with open(os.path.join(folder, "log.csv")) as file:
-        print("SHOW" + json.dumps(["log", [line.split(",") for line in file.read().splitlines()]]))
+    show_log()

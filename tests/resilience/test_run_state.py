@@ -4,6 +4,7 @@ import functools
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -236,6 +237,7 @@ def test_a_warning_after_the_end_of_the_script_changes_nothing(tmp_path, name):
 LOST_OUTSIDE_FIT = """
 import ctypes, os, signal, sys, time
 from pathlib import Path
+from types import SimpleNamespace
 import keras, numpy as np
 import matex_tf
 from matex_tf.runtime import real_files
@@ -327,3 +329,44 @@ def test_a_rank_that_is_asked_to_end_outside_of_fit_asks_for_all(tmp_path, how):
     result = lose_outside_fit(tmp_path, f"{how}:between:0")
     assert result.returncode == 75 and "SIGTERM: ended between calls of fit" in result.stderr, result.output
     assert "without an error message" not in result.stderr
+
+
+@pytest.mark.parametrize("steps", [1, 50])
+def test_ranks_vote_every_half_second(monkeypatch, steps):
+    """Also if Keras makes many steps at once (`steps_per_execution`)."""
+    from matex_tf.resilience import fit_state
+
+    clock, votes = 0.0, []
+
+    def vote(epoch, done, calls):
+        votes.append(clock)
+        return calls
+
+    monkeypatch.setattr(fit_state.time, "monotonic", lambda: clock)
+    run = SimpleNamespace(fits=0, load_state=lambda _: None, may_save=lambda _: True, has_trained=True)
+    call = fit_state.Fit(run, None)
+    monkeypatch.setattr(call, "_save_if_due", vote)
+    call.begin_epoch(0)
+    for done in range(steps, 10_001, steps):
+        clock += 0.002 * steps
+        call.end_batch(done, {})
+    assert len(votes) > 20 and max(np.diff(votes)) < 0.6
+
+
+def test_random_ops_of_a_resumed_step_are_reported(monkeypatch):
+    """Also of a step that draws candidates, as `tf.nn.nce_loss` does."""
+    import tensorflow as tf
+
+    from matex_tf.resilience import fit_state
+
+    said = []
+    monkeypatch.setattr(fit_state.notes, "print_note", said.append)
+    saved = {"ended": False, "epoch": 0, "step": 1, "epochs": 0}
+    run = SimpleNamespace(fits=0, load_state=lambda _: saved, may_save=lambda _: True, has_trained=True)
+    for draw, count in ((tf.random.stateless_uniform, 0), (tf.random.uniform_candidate_sampler, 1)):
+        given = ([2], [1, 2]) if count == 0 else (tf.zeros([1, 1], tf.int64), 1, 2, True, 9)
+        step = tf.function(lambda draw=draw, given=given: draw(*given)).get_concrete_function()
+        call = fit_state.Fit(run, None)
+        call.is_before_saved_step = False
+        call.note_trained(SimpleNamespace(traced=step))
+        assert sum("random ops, whose state cannot be saved" in text for text in said) == count

@@ -6,15 +6,17 @@ import errno
 import os
 import stat
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import keras
 import numpy as np
 import pytest
 
 import launch
-from matex_tf.resilience import serialization, state, state_files
-from matex_tf.runtime import temp_folders
+from matex_tf.resilience import async_writer, callback_state, serialization, state, state_files
+from matex_tf.runtime import temp_folders, watchdog
 from matex_tf.runtime.hooks import find_version
 
 VALUES = [
@@ -22,6 +24,9 @@ VALUES = [
     np.array(["a", "bcd"]), np.array([b"ab"]), np.array([1.5, -2.0], ">f4"), np.array(["2026-11-22"], "datetime64[D]"),
     np.arange(6, dtype="int8").reshape(2, 3), np.zeros((0, 4)), np.array(7.25), np.arange(6.0)[::2], np.less,
 ]  # fmt: skip
+
+CYCLE: list = []
+CYCLE.append(CYCLE)
 
 
 def same(one, other):
@@ -61,6 +66,8 @@ def test_what_is_written_is_read(tmp_path):
         os.system,
         np.random.default_rng(1),
         np.zeros(2, [("a", "f4"), ("b", "i8")]),
+        np.ma.masked_less(np.arange(3), 1),
+        CYCLE,
     ],
 )
 def test_what_is_not_plain_is_not_kept(value):
@@ -85,6 +92,16 @@ def test_others_who_hold_a_list_see_what_is_put_back():
     assert serialization.restore_value(held, [4]) is held and held == [4]
     assert serialization.restore_value(table, {"b": 2}) is table and table == {"b": 2}
     assert serialization.restore_value(1, 5) == 5
+
+
+def test_a_state_is_restored_twice():
+    """At the beginning of training, and after Keras has begun the interrupted epoch again."""
+    callback = keras.callbacks.Callback()
+    callback.lazy, callback.counts, saved = None, {}, [("Callback", {"lazy": {"best": 1}, "counts": {"epochs": [0]}})]
+    for _ in range(2):
+        callback_state.restore_states([callback], saved)
+        assert callback.lazy == {"best": 1} and callback.counts == {"epochs": [0]}
+        callback.counts["epochs"].append(1)
 
 
 def test_two_generations_stay(tmp_path):
@@ -196,6 +213,8 @@ import itertools, signal
 from matex_tf.resilience import async_writer
 
 class Folder:
+    path = "folder"
+
     def __init__(self):
         self.written = []
 
@@ -226,6 +245,21 @@ assert folder.written == list(range(number + 1))
 def test_a_writer_is_waited_for_wherever_a_signal_comes():
     """A signal's handler runs between any two steps of the thread that trains, also within those that order a write."""
     launch.execute([sys.executable, "-c", INTERRUPTED], launch.environment({}), 60).check()
+
+
+def test_other_ranks_wait_longer_for_a_rank_whose_disk_is_slow():
+    """Not only for the last state of a run, but for each that waits for its turn."""
+    excused = []
+
+    def write_file(*order):
+        time.sleep(0.2)
+        excused.extend(what for what, _ in watchdog._activities)
+
+    writer = async_writer.Writer(SimpleNamespace(path="folder", write_file=write_file))
+    for number in range(3):
+        writer.write("state", number, None)
+    assert excused == ["saving the state of the run to folder"]
+    writer.flush()
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS])

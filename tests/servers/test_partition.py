@@ -2,7 +2,9 @@
 
 import itertools
 import random
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -55,3 +57,50 @@ def test_a_piece_without_a_copy_is_an_error_also_if_the_last_rank_is_lost_in_the
     with pytest.raises(errors.LostRankError, match="rank 1 had a piece"):
         piece_copies.restore_lost()
     assert slot.is_in_pieces()
+
+
+class Held:
+    """Stands for a `PieceVariable` of four numbers, of which this rank has the last two, or all."""
+
+    def __init__(self, number, value, is_whole=False):
+        self.number, self.value, self.is_whole, self.updates = number, np.array(value, "float32"), is_whole, 5
+        self.cuts, self.shape, self.dtype = (0, 2, 4), tf.TensorShape([4]), tf.float32
+        self.piece = tf.constant(self.value[:0] if is_whole else self.value[2:])
+
+    def of(self):
+        return self
+
+    def is_in_pieces(self):
+        return not self.is_whole
+
+    def numpy(self):
+        assert self.is_whole
+        return self.value
+
+    def put_whole(self, value):
+        self.value, self.is_whole = value, True
+
+
+@pytest.mark.parametrize("here", ["whole", "in pieces"])
+def test_a_variable_that_some_ranks_have_made_whole_is_restored(monkeypatch, here):
+    """Rank 1 of 2 is left of three. Another variable exists on this rank only: it was not collected yet."""
+    mine = [Held(0, [1, 2, 3, 4], is_whole=here == "whole"), Held(1, [0, 0, 0, 0])]
+    whole, cut = np.array([1, 2, 3, 4], "float32"), []
+
+    def allgather(told, what):
+        known = told[0]._replace(is_in_pieces=here == "whole", origins=[])
+        return [{0: known}, told]
+
+    def broadcast(sent, what, root):
+        assert root == int(here == "whole") and (sent is None) == (here != "whole")
+        return whole.view(np.uint8) if sent is None else sent
+
+    monkeypatch.setattr(piece_copies, "objects", SimpleNamespace(allgather=allgather, broadcast=broadcast))
+    monkeypatch.setattr(piece_copies, "pieces", SimpleNamespace(list_variables=lambda: mine))
+    monkeypatch.setattr(piece_copies.membership, "list_origins", lambda: [0, 2])
+    monkeypatch.setattr(piece_copies.world, "get_world", lambda: SimpleNamespace(rank=1, size=2))
+    monkeypatch.setattr(piece_copies.owners, "cut_variable", lambda weight: cut.append(weight) or (0, 1, 4))
+    monkeypatch.setattr(piece_copies, "_cut_for", [])
+    piece_copies.restore_lost()()
+    assert mine[0].is_whole and mine[0].value.tolist() == whole.tolist()
+    assert cut == mine[:1] and mine[0].cuts == (0, 1, 4) and mine[1].cuts == (0, 2, 4)

@@ -34,6 +34,14 @@ class _Kept(NamedTuple):
     copies: _Copies
 
 
+class _Known(NamedTuple):
+    """What a rank knows of a variable after a loss."""
+
+    is_in_pieces: bool
+    origins: list[int]  # of the ranks of whose pieces it has valid copies
+    weight: Any  # on other ranks: whether it exists
+
+
 _kept: dict[int, _Kept] = {}  # the valid copies, by the number of the variable
 _sent: dict[int, tuple[Any, _Copies]] = {}
 """For the number of a variable: the variable, and its copies from a step that some rank may not have completed."""
@@ -82,22 +90,30 @@ def restore_lost() -> Callable[[], None]:
     """
     variables = {variable.number: variable for variable in pieces.list_variables()}
     known = {
-        number: (variable.is_in_pieces(), _list_copied_origins(variable)) for number, variable in variables.items()
+        number: _Known(variable.is_in_pieces(), _list_copied_origins(variable), variable.of())
+        for number, variable in variables.items()
     }
-    gathered = objects.allgather(known, "which pieces of an optimizer are left")
+    told = {number: one._replace(weight=one.weight is not None) for number, one in known.items()}
+    gathered = objects.allgather(told, "which pieces of an optimizer are left")
     values: dict[int, np.ndarray] = {}
-    # Variables that all remaining ranks have created:
-    for number in sorted(set(gathered[0]).intersection(*gathered)):
-        # If a rank was lost while ranks made a variable whole, it is whole on some of them. All still have its pieces.
-        if any(of_rank[number][0] for of_rank in gathered):
-            values[number] = _assemble(variables[number], [of_rank[number][1] for of_rank in gathered])
+    # Variables that all remaining ranks have. Ranks collect garbage at different times.
+    common = sorted(set(gathered[0]).intersection(*gathered))
+    for number in common:
+        of_ranks = [of_rank[number] for of_rank in gathered]
+        are_in_pieces = [of_rank.is_in_pieces for of_rank in of_ranks]
+        if all(are_in_pieces):
+            values[number] = _assemble(variables[number], [of_rank.origins for of_rank in of_ranks])
+        elif any(are_in_pieces):  # a rank was lost while ranks made it whole
+            values[number] = _send_whole(variables[number], are_in_pieces.index(False))
 
     def assign_values() -> None:
-        for number, variable in variables.items():
+        for number in common:
+            variable = variables[number]
             if number in values:
                 variable.put_whole(values[number])
-            if variable.cuts and variable.of() is not None:
-                variable.cuts = owners.cut_variable(variable.of())
+            # All ranks cut the same variables: the cuts depend on what the owners have of earlier ones.
+            if variable.cuts and all(of_rank[number].weight for of_rank in gathered):
+                variable.cuts = owners.cut_variable(known[number].weight)
         _kept.clear()
         _cut_for[:] = membership.list_origins()
 
@@ -174,8 +190,21 @@ def _assemble(variable: Any, copied_origins: Sequence[Sequence[int]]) -> np.ndar
         data = None
         if own_rank == sources[0]:
             data = _copy_piece(variable) if origin == origins[own_rank] else _kept[variable.number].copies[origin]
-        for part in _split(whole[start : start + size]):
-            offset = part.ctypes.data - whole.ctypes.data - start  # of this part within the piece
-            sent = None if data is None else data[offset : offset + len(part)]
-            part[:] = objects.broadcast(sent, "a piece of an optimizer", root=sources[0])
+        _broadcast(data, whole[start : start + size], sources[0])
     return whole.view(variable.dtype.as_numpy_dtype).reshape(tuple(variable.shape))
+
+
+def _send_whole(variable: Any, root: int) -> np.ndarray:
+    """The complete value of a variable, which rank `root` has. Collective."""
+    value = np.empty(variable.shape, variable.dtype.as_numpy_dtype)
+    if world.get_world().rank == root:
+        value[...] = variable.numpy()
+    _broadcast(value.reshape(-1).view(np.uint8), value.reshape(-1).view(np.uint8), root)
+    return value
+
+
+def _broadcast(data: np.ndarray | None, target: np.ndarray, root: int) -> None:
+    """Copy `data` of rank `root` to `target` of every rank, both bytes. Collective."""
+    for start in range(0, len(target), _MAX_MESSAGE_BYTES):
+        sent = data[start : start + _MAX_MESSAGE_BYTES] if data is not None and world.get_world().rank == root else None
+        target[start : start + _MAX_MESSAGE_BYTES] = objects.broadcast(sent, "a piece of an optimizer", root=root)
