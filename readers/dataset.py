@@ -222,10 +222,10 @@ class DataSet:
         )
         deal = self._deals[part]
         doing = f"streaming from {self._name}"
-        redeal = self._reshuffle_seed is not None and part == "training"  # in each epoch, ranks read other blocks
-        if seed is None and redeal:
-            seed = self._reshuffle_seed
-        elif seed is None:
+        redeal_seed = self._reshuffle_seed if part == "training" else None
+        redeal = redeal_seed is not None  # in each epoch, ranks read other blocks
+        seed = redeal_seed if seed is None else seed
+        if seed is None:
             seeds = self._together.gather(lambda: int(np.random.SeedSequence().generate_state(1)[0]), doing)
             seed = seeds[0]  # all ranks use the seed of rank 0
         order = streaming.Order(
