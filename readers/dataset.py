@@ -222,10 +222,9 @@ class DataSet:
         )
         deal = self._deals[part]
         doing = f"streaming from {self._name}"
-        # In each epoch, ranks read other blocks.
-        reshuffle_seed = self._reshuffle_seed if part == "training" else None
-        redeal = reshuffle_seed is not None
-        seed = reshuffle_seed if seed is None else seed
+        redeal_seed = self._reshuffle_seed if part == "training" else None
+        redeal = redeal_seed is not None  # in each epoch, ranks read other blocks
+        seed = redeal_seed if seed is None else seed
         if seed is None:
             seeds = self._together.gather(lambda: int(np.random.SeedSequence().generate_state(1)[0]), doing)
             seed = seeds[0]  # all ranks use the seed of rank 0

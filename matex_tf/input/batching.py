@@ -119,7 +119,11 @@ def _call_as_maps_do(build: Callable[[Tensors], Tensors], specs: Sequence[Any]) 
 def _batch_windows(dataset: Any, inner: Deferred, is_padded: bool) -> Deferred:
     """Batches of tickets of any shapes: the ticket of a batch is a window, a dataset of the tickets of its rows."""
     tickets = inner.tickets.window(dataset._batch_size, drop_remainder=dataset._drop_remainder)
-    batch_rows = _make_padded_batch(dataset) if is_padded else lambda rows, count: rows.batch(count)
+
+    def batch_rows(rows: Any, count: Any) -> Any:
+        if is_padded:
+            return rows.padded_batch(count, dataset._padded_shapes, dataset._padding_values)
+        return rows.batch(count)
 
     def open_window(ticket: Tensors) -> Any:
         return tf.data.Dataset.zip(pack(tickets.element_spec, ticket))
@@ -155,29 +159,6 @@ def _batch_windows(dataset: Any, inner: Deferred, is_padded: bool) -> Deferred:
         are_rows=[True] * len(flatten_specs(dataset.element_spec)),
         pads=_find_pads(dataset) if is_padded else {},
     )
-
-
-def _make_padded_batch(dataset: Any) -> Callable[[Any, Any], Any]:
-    """A function that makes one padded batch from a dataset of rows and their count, as `dataset` pads."""
-    from tensorflow.python.data.ops import dataset_ops
-
-    shapes, values = tf.nest.flatten(dataset._padded_shapes), tf.nest.flatten(dataset._padding_values)
-
-    def batch_rows(rows: Any, count: Any) -> Any:
-        variant = tf.raw_ops.PaddedBatchDatasetV2(
-            input_dataset=rows._variant_tensor,
-            batch_size=count,
-            padded_shapes=[tf.cast(shape, tf.int64) for shape in shapes],
-            padding_values=values,
-            drop_remainder=False,  # a slice may have fewer rows; `_batch_windows` has dropped the remainder
-            output_shapes=[[None, *shape[1:]] for _, shape in flatten_specs(dataset.element_spec)],
-        )
-        spec = tf.nest.map_structure(
-            lambda component: tf.TensorSpec([None, *component.shape[1:]], component.dtype), dataset.element_spec
-        )
-        return dataset_ops._VariantDataset(variant, spec)
-
-    return batch_rows
 
 
 def _find_pads(dataset: Any) -> dict[int, Any]:

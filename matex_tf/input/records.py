@@ -24,11 +24,6 @@ from matex_tf.world import placement, world
 
 _READERS = ("TFRecordDatasetV2", "TextLineDatasetV2", "FixedLengthRecordDatasetV2")
 _STEPS = ("FlatMapDataset", "InterleaveDataset", "ParallelInterleaveDataset")
-_ORDERS = (
-    "RepeatDataset", "TakeDataset", "SkipDataset", "ShardDataset", "ShuffleDataset", "PrefetchDataset", "CacheDataset",
-    "OptionsDataset", "AssertCardinalityDataset",
-)  # fmt: skip
-"""Steps over file names that `_find_source` leaves out: without them the dataset has the same names, or more."""
 _SOURCES = ("TensorSliceDataset", "TensorDataset", "RangeDataset")
 _NAMES_PER_BATCH = 1 << 16
 """The number of file names that are listed at a time."""
@@ -199,13 +194,13 @@ def _list_names(step: Any, cpus: int) -> list[bytes]:
 def _find_source(dataset: Any) -> Any:
     """A dataset with all elements of `dataset`, and possibly more, in any order."""
     kind = pipelines.name_kind(dataset)
-    if kind in _ORDERS:
+    if kind in tickets.ORDER or kind == "CacheDataset":  # without these steps the names are the same, or more
         return _find_source(dataset._input_dataset)
     if kind in _SOURCES:
         return dataset
     if kind == "ConcatenateDataset":
         return _find_source(dataset._input_dataset).concatenate(_find_source(dataset._dataset_to_concatenate))
-    if kind in ("MapDataset", "ParallelMapDataset"):
+    if kind in tickets.MAPS:
         return _find_source(dataset._input_dataset).map(_call(dataset, dataset._map_func))
     if kind == "FilterDataset":
         return _find_source(dataset._input_dataset).filter(_call(dataset, dataset._predicate))
