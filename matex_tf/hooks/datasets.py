@@ -128,13 +128,17 @@ def _wrap_dataset_loop(original: Any) -> Any:
 
 @HOOKS.replace(_ITERATORS, "OwnedIterator._next_internal", _IF_HOOK_MISSING)
 def _wrap_next(original: Any) -> Any:
+    def pull(self):
+        shared = batches.find_shared_batches(self)
+        if isinstance(shared, turns.Pass):  # one pass over a source by turns, which ranks take in their main threads
+            return turns.take_element(shared) if agreement.is_watched() else original(self)
+        return original(self) if shared is None else whole_batches.take_whole(shared)
+
     def take(self):
         if own_data.is_own(self):
             return own_data.take_whole(self)
-        shared = _find_shared_batches(self)
         # With weak scaling, a step that trains takes several batches of the script, one for each rank.
-        pull = lambda: original(self) if shared is None else _take_whole(shared)  # noqa: E731
-        return weak_scaling.take_next(self, pull) if weak_scaling.is_on() else pull()
+        return weak_scaling.take_next(self, lambda: pull(self)) if weak_scaling.is_on() else pull(self)
 
     def take_next(self):
         if not tf.executing_eagerly():
@@ -153,17 +157,6 @@ def _wrap_next(original: Any) -> Any:
             events.batch_given(self, is_over)
 
     return take_next
-
-
-def _find_shared_batches(iterator: Any) -> Any:
-    """The object that makes an iterator's batches for eager code; None if the iterator itself makes them."""
-    shared = batches.find_shared_batches(iterator)
-    return None if isinstance(shared, turns.Pass) and not agreement.is_watched() else shared
-
-
-def _take_whole(shared: Any) -> Any:
-    """The next whole batch: by turns from a `turns.Pass`, one pass over a source, otherwise by tickets."""
-    return turns.take_element(shared) if isinstance(shared, turns.Pass) else whole_batches.take_whole(shared)
 
 
 @HOOKS.replace(_ITERATORS, "OwnedIterator._serialize_to_tensors", "a shared iterator cannot be saved")
@@ -196,12 +189,8 @@ def _wrap_optional(original: Any) -> Any:
     def take_optional(self):
         if not tf.executing_eagerly():
             return _take_in_trace(self, original)
-        shared = _find_shared_batches(self)
-        if own_data.is_alone() or not (own_data.is_own(self) or shared):
-            return original(self)
         try:
-            whole = own_data.take_whole(self) if shared is None else _take_whole(shared)
-            return tf.experimental.Optional.from_value(whole)
+            return tf.experimental.Optional.from_value(self._next_internal())
         except tf.errors.OutOfRangeError:
             return tf.experimental.Optional.empty(self.element_spec)
 

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import copy
 import sys
-import weakref
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from matex_tf import tags
 from matex_tf.lazy import tf
 from matex_tf.sharding import slice_bounds
 from matex_tf.thread_flag import ThreadFlag
 
-_sharded_datasets: weakref.WeakSet[Any] = weakref.WeakSet()
+_SHARE = "rows of this rank only"  # a tag of datasets
 keeps_rows = ThreadFlag()
 """Set while this thread makes tensors of a shard for a dataset, which is marked instead of the tensors. At other times
 a tensor of a shard is an error, or prints a note, since it has no mark (`steps.own_data`).
@@ -79,7 +79,7 @@ def is_shard(x: Any) -> bool:
     """
     if isinstance(x, np.ndarray):
         return _find_shard(x) is not None
-    return any(dataset in _sharded_datasets for dataset in slice_bounds.list_pipeline(x))
+    return any(tags.get_tag(dataset, _SHARE) for dataset in slice_bounds.list_pipeline(x))
 
 
 def find_deal(x: Any) -> Dealt:
@@ -101,7 +101,7 @@ def _find_shard(x: Any) -> ShardArray | None:
 
 def mark_share(dataset: Any) -> Any:
     """Mark a tf.data.Dataset as one of this rank's own rows; returns it."""
-    _sharded_datasets.add(dataset)
+    tags.set_tag(dataset, _SHARE, True)
     return dataset
 
 

@@ -6,17 +6,18 @@ If the arrays come from a reader with reshuffle="epoch", ranks exchange rows bef
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from matex_tf import tags
 from matex_tf.lazy import tf
 from matex_tf.sharding import exchange, shard_arrays, slice_bounds
 from matex_tf.world import world
 
-_before_epoch: weakref.WeakKeyDictionary[Any, Callable[[], None]] = weakref.WeakKeyDictionary()
+BEFORE_EPOCH = "what is done before each iteration"
+"""The tag of a dataset with the function that `prepare_epoch` calls before each iteration of the dataset."""
 
 
 def make_row_reader(inputs: Any, counts: Sequence[int], reshuffle: int | None) -> tuple[Callable[[Any], Any], Any]:
@@ -48,13 +49,8 @@ def make_row_reader(inputs: Any, counts: Sequence[int], reshuffle: int | None) -
     return read_rows, exchange.make_epoch_action([array[:rows] for array in flat], reshuffle)
 
 
-def note_before_epoch(dataset: Any, action: Callable[[], None]) -> None:
-    """Register `action`: `prepare_epoch` calls it before each iteration of `dataset`."""
-    _before_epoch[dataset] = action
-
-
 def prepare_epoch(dataset: Any) -> None:
-    """Run the actions registered for `dataset` or a step of its pipeline, before it is iterated. Collective."""
+    """Call the functions of `dataset` and of the steps of its pipeline, before it is iterated. Collective."""
     for step in slice_bounds.list_pipeline(dataset):
-        if action := _before_epoch.get(step):
+        if action := tags.get_tag(step, BEFORE_EPOCH):
             action()

@@ -110,7 +110,7 @@ def make_dataset(inputs: Any, counts: Sequence[int], batch_size: int, shuffle: b
     dataset = py_functions.move_functions_to_dataset(lambda: chosen.map(read_rows, num_parallel_calls=tf.data.AUTOTUNE))
     dataset = dataset.apply(tf.data.experimental.assert_cardinality(steps)).prefetch(tf.data.AUTOTUNE)
     if before_epoch is not None:
-        shard_batches.note_before_epoch(dataset, before_epoch)
+        tags.set_tag(dataset, shard_batches.BEFORE_EPOCH, before_epoch)
     tags.set_tag(dataset, _EVEN, True)
     return own_data.note_batches(dataset)
 

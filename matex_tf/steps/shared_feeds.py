@@ -35,9 +35,9 @@ class StepFeed:
     def __init__(self, dealer: Dealer, watch: BatchWatch, slice_ratios: slices.SliceRatios | None, place: str):
         self._dealer, self._watch, self._slice_ratios = dealer, watch, slice_ratios
         self._exchanger = RankExchanger(place)
-        # The dtypes and shapes of an element; which tensors of a batch have rows; padding values by index of tensor.
-        self._specs, self._are_rows, self._pads = dealer.specs, dealer.are_rows, dict(dealer.pads)
-        feed = SharedFeed(self._specs, self._are_rows, bool(self._pads), self._take)
+        # Which tensors of a batch have rows; padding values by index of tensor.
+        self._are_rows, self._pads = dealer.are_rows, dict(dealer.pads)
+        feed = SharedFeed(dealer.specs, self._are_rows, bool(self._pads), self._take)
         self.placement = Placement(REPLICATED, feed=feed)
 
     def find_handle(self, handle: Any) -> Any:

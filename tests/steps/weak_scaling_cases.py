@@ -68,6 +68,15 @@ groups = [first, *others[::ranks], len(X)]
 batches = zip(groups, groups[1:])
 loop = [(X[start:end], Y[start:end]) for start, end in batches] if alone else data.batch(EACH)
 store("loop", model, [float(step(x, y)) for x, y in loop])
+
+
+def take_optionals(batches):
+    iterator = iter(batches)
+    while (batch := iterator.get_next_as_optional()).has_value():
+        yield batch.get_value()
+
+
+store("optionals", model, [float(step(x, y)) for x, y in (loop if alone else take_optionals(loop))])
 # A loop that does not train is given the script's batches.
 found["looked at"] = np.asarray([len(x) for x, _ in data.batch(EACH)])
 np.savez(f"{folder}/{'alone' if alone else matex_tf.rank()}", **found)
