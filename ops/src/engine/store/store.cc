@@ -186,8 +186,8 @@ int64_t SharedStore::FindHeld(int rank) const {
 }
 
 // Takes over the batch of a lost rank, if the batch may be trained now and is older than this rank's reserved batch.
-// Returns whether it did. The line of a lost rank stays until its batch is trained, so no rank gets further ahead of this
-// batch than the bound.
+// Returns whether it did. The line of a lost rank stays until its batch is trained, so no rank gets further ahead of
+// this batch than the bound.
 bool SharedStore::TakeOver(int64_t bound) {
   for (int rank = 0; rank < size_; ++rank) {
     Line &lost = LineOf(rank), &mine = LineOf(rank_);
