@@ -32,8 +32,8 @@ from .library import (
 
 __all__ = [
     "GRADIENTS", "OP_TYPES", "Cause", "agree_on_addresses", "allgather", "allreduce", "announce_exchange",
-    "announce_turns", "barrier", "broadcast", "can_take_addresses", "count_completed", "count_global_rows", "find_cause",
-    "get_blocked_seconds", "get_collective_seconds", "get_library", "hash_content", "let_go", "load_tensorflow_ops",
-    "make_weight", "pass_turn", "read_failure", "read_waiting", "records", "reduce_gradients", "rendezvous",
-    "restart_engine", "seek_seeds",
+    "announce_turns", "barrier", "broadcast", "can_take_addresses", "count_completed", "count_global_rows",
+    "find_cause", "get_blocked_seconds", "get_collective_seconds", "get_library", "hash_content", "let_go",
+    "load_tensorflow_ops", "make_weight", "pass_turn", "read_failure", "read_waiting", "records", "reduce_gradients",
+    "rendezvous", "restart_engine", "seek_seeds",
 ]  # fmt: skip
