@@ -149,7 +149,7 @@ def _keeps_integers(program: Program, gives: Sequence[Placement]) -> bool:
 
     gives: the placements to which the outputs are brought.
     """
-    brought = [*zip(program.outputs, gives)]
+    brought: list[tuple[Value, Placement | None]] = [*zip(program.outputs, gives)]
     for node in program.nodes:
         brought += zip(node.inputs, node.decision.needs)
     terms = [

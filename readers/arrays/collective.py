@@ -46,12 +46,13 @@ class Transfers:
             result = action()
             while (request := self._agree_on_next(None)) is not None:
                 self._join_transfer(request)
-            return result
         except agreement.FailedElsewhere:
             raise  # all ranks have seen the request of the failed rank, so none waits for a request of this rank
         except Exception:
             self._agree_on_next(_FAILED)
             raise
+        else:
+            return result
         finally:
             # Files close in the order of opening, which is the same on all ranks.
             for file in self._files.values():
