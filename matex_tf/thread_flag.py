@@ -7,14 +7,18 @@ import threading
 from collections.abc import Iterator
 
 
+class _State(threading.local):
+    is_set = False  # in a thread that has not set it
+
+
 class ThreadFlag:
     """A flag that is False in each thread, except in the context `set`."""
 
     def __init__(self) -> None:
-        self._state = threading.local()
+        self._state = _State()
 
     def __bool__(self) -> bool:
-        return getattr(self._state, "is_set", False)
+        return self._state.is_set
 
     @contextlib.contextmanager
     def set(self, value: bool = True) -> Iterator[None]:

@@ -60,11 +60,12 @@ if [ $code -eq {again} ]; then
 {lines}fi
 """
 # A shell handles a signal only between commands, or during `wait`. So the command runs in the background. The signal
-# ends `wait`, so the script waits again while the command runs. The last `wait` returns the exit code of the command,
-# also if the command has ended before the script could wait again; in POSIX mode it could return it once only. $asked
-# is empty before the warning. It is `told` if the trap has passed the warning on to the command, and `early` if the
-# warning came before the command started. A run that was not yet ready for the warning ends by the signal; then the
-# exit code says that the run asks to be started again.
+# ends `wait`, so the script waits again while the command runs. The command may end before the script can wait again:
+# then the last `wait` returns its exit code. If an earlier `wait` has returned the code, some shells have forgotten it,
+# and return 127: PBS runs the script by the user's login shell, whatever the first line says. $asked is empty before
+# the warning. It is `told` if the trap has passed the warning on to the command, and `early` if the warning came before
+# the command started. A run that was not yet ready for the warning ends by the signal; then the exit code says that the
+# run asks to be started again.
 _SCRIPT = """\
 #!/bin/bash
 {heads}submit_folder=$PWD run_folder={folder} child= asked=
@@ -72,9 +73,9 @@ trap 'asked=early; [ -z "$child" ] || {{ asked=told; kill -USR1 $child; }}' USR1
 {before}rm -f "$run_folder/exit-code"
 {command} & child=$!
 [ "$asked" != early ] || kill -USR1 $child
-set +o posix; wait $child
-while kill -0 $child 2> /dev/null; do wait $child; done
 wait $child; code=$?
+while kill -0 $child 2> /dev/null; do wait $child; code=$?; done
+wait $child 2> /dev/null; last=$?; [ $last -eq 127 ] || code=$last
 [ -z "$asked" ] || [ $code -ne {signalled} ] || code={again}
 cd "$submit_folder"
 {after}echo $code > "$run_folder/exit-code"

@@ -59,9 +59,9 @@ cd "$run_folder/place" || exit 78
 rm -f "$run_folder/exit-code"
 matex run --restarts 3 -n 2 train.py --lr=0.1 & child=$!
 [ "$asked" != early ] || kill -USR1 $child
-set +o posix; wait $child
-while kill -0 $child 2> /dev/null; do wait $child; done
 wait $child; code=$?
+while kill -0 $child 2> /dev/null; do wait $child; code=$?; done
+wait $child 2> /dev/null; last=$?; [ $last -eq 127 ] || code=$last
 [ -z "$asked" ] || [ $code -ne 138 ] || code=75
 cd "$submit_folder"
 echo $code > "$run_folder/exit-code"
