@@ -137,8 +137,10 @@ def _wrap_next(original: Any) -> Any:
     def take(self):
         if own_data.is_own(self):
             return own_data.take_whole(self)
-        # With weak scaling, a step that trains takes several batches of the script, one for each rank.
-        return weak_scaling.take_next(self, lambda: pull(self)) if weak_scaling.is_on() else pull(self)
+        # With weak scaling, a step that trains takes several batches of the script, one for each rank. Ranks share no
+        # step of another thread.
+        is_weak = weak_scaling.is_on() and agreement.is_watched()
+        return weak_scaling.take_next(self, lambda: pull(self)) if is_weak else pull(self)
 
     def take_next(self):
         if not tf.executing_eagerly():
