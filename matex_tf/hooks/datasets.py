@@ -192,11 +192,25 @@ def _wrap_optional(original: Any) -> Any:
         if not tf.executing_eagerly():
             return _take_in_trace(self, original)
         try:
-            return tf.experimental.Optional.from_value(self._next_internal())
+            value = self._next_internal()
         except tf.errors.OutOfRangeError:
             return tf.experimental.Optional.empty(self.element_spec)
+        with tf.device(self._iterator_resource.device):
+            return _make_optional(self.element_spec, value)
 
     return take_optional
+
+
+def _make_optional(spec: Any, value: Any) -> Any:
+    """An optional with `value`. It has the `spec` of its iterator, if possible: functions are traced for the spec."""
+    from tensorflow.python.data.ops import optional_ops
+    from tensorflow.python.data.util import structure
+
+    try:
+        components = structure.to_tensor_list(spec, value)
+    except ValueError:  # of a fixed number of rows: `value` has the rows of several batches
+        return tf.experimental.Optional.from_value(value)
+    return optional_ops._OptionalImpl(tf.raw_ops.OptionalFromValue(components=components), spec)
 
 
 @HOOKS.replace(_DATASETS, "DatasetV1._make_one_shot_iterator DatasetV1._make_initializable_iterator", _IF_HOOK_MISSING)
