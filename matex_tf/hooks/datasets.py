@@ -284,7 +284,7 @@ def _wrap_batch(original: Any) -> Any:
     def batch(self, batch_size, *args, **kwargs):
         # The script's batch size counts the rows of all ranks. A dataset of own rows gets this rank's part of it.
         if world.is_active() and settings.get_settings().scaling == "strong" and shard_arrays.is_shard(self):
-            batch_size = tf.nest.map_structure(find_part, batch_size)  # `rebatch` also takes a list
+            batch_size = np.vectorize(find_part, otypes=[int])(batch_size).tolist()  # `rebatch` also takes a vector
         return original(self, batch_size, *args, **kwargs)
 
     return batch
