@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from matex_tf.errors import BuildError, MismatchError
-
 from . import records
 from .collectives import OP_TYPES
-from .collectives.allgather import allgather, allgather_rows
+from .collectives.allgather import allgather
 from .collectives.allreduce import allreduce
 from .collectives.barrier import barrier
 from .collectives.broadcast import broadcast
-from .collectives.common import DTYPES
 from .collectives.reduce_gradients import make_weight, reduce_gradients
 from .collectives.reduce_on_device import agree_on_addresses, can_take_addresses
 from .handles import let_go, pass_turn, seek_seeds
 from .library import (
     GRADIENTS,
     Cause,
-    Waiting,
     announce_exchange,
     announce_turns,
     count_completed,
@@ -35,10 +31,9 @@ from .library import (
 )
 
 __all__ = [
-    "DTYPES", "GRADIENTS", "OP_TYPES", "BuildError", "Cause", "MismatchError", "Waiting", "agree_on_addresses",
-    "allgather", "allgather_rows", "allreduce", "announce_exchange", "announce_turns", "barrier", "broadcast",
-    "can_take_addresses", "count_completed", "count_global_rows", "find_cause", "get_blocked_seconds",
-    "get_collective_seconds", "get_library", "hash_content", "let_go", "load_tensorflow_ops", "make_weight",
-    "pass_turn", "read_failure", "read_waiting", "records", "reduce_gradients", "rendezvous", "restart_engine",
-    "seek_seeds",
+    "GRADIENTS", "OP_TYPES", "Cause", "agree_on_addresses", "allgather", "allreduce", "announce_exchange",
+    "announce_turns", "barrier", "broadcast", "can_take_addresses", "count_completed", "count_global_rows",
+    "find_cause", "get_blocked_seconds", "get_collective_seconds", "get_library", "hash_content", "let_go",
+    "load_tensorflow_ops", "make_weight", "pass_turn", "read_failure", "read_waiting", "records", "reduce_gradients",
+    "rendezvous", "restart_engine", "seek_seeds",
 ]  # fmt: skip

@@ -79,6 +79,16 @@ def _listed_shapes(x):
     return shapes.stack()[0], shapes.concat(), shapes.gather([1]), tf.zeros(shapes.read(0))
 
 
+def _add_lists(x, y):
+    """Lists of extremes and of shapes, added up as gradients are; and zeros in place of shapes."""
+    empty = [raw("EmptyTensorList", [-1], 1, element_dtype=dtype) for dtype in (tf.float64, tf.int32)]
+    extremes = [raw("TensorListPushBack", empty[0], tf.reduce_max(one, 0)) for one in (x, y)]
+    shapes = [raw("TensorListPushBack", empty[1], tf.shape(one)) for one in (x, y)]
+    made = raw("AddN", extremes), raw("AddN", shapes), raw("ZerosLike", shapes[0])
+    return [raw("TensorListGetItem", one, 0, [3 if dtype == tf.float64 else 2], element_dtype=dtype)
+            for one, dtype in zip(made, (tf.float64, tf.int32, tf.int32))]  # fmt: skip
+
+
 def _compare_pairs(c):
     """How far the distances of all pairs are from their means."""
     distances = tf.abs(c[:, tf.newaxis] - c)
@@ -607,6 +617,7 @@ OPEN = {
     "a diagonal of rows": lambda c: raw("Einsum", [c], equation="i->ii"),
     "at least one": lambda x: tf.maximum(tf.shape(x)[0] * tf.stack([-1, unknown(0)]), 1),
     "shapes in a list": _listed_shapes,
+    "lists of extremes and shapes, added up": _add_lists,
     "the single row that a mask chooses, squeezed": lambda x, c: tf.squeeze(
         tf.boolean_mask(x, c >= tf.reduce_max(c))),
     "as many rows as two batches": lambda x, z: tf.reshape(

@@ -9,6 +9,8 @@ from __future__ import annotations
 import itertools
 from typing import Any, NamedTuple
 
+from matex_tf.rewrite.subgraphs import reach
+
 _MAX_DEPTH = 8  # ops between a variable and its new value; an optimizer has three
 
 
@@ -79,10 +81,5 @@ def is_dependent(tensor: Any, handle: Any) -> bool:
     """Whether a tensor of the graph depends on the variable with this handle."""
     if tensor is None or isinstance(tensor, int):
         return False
-    pending, seen = [handle], set()
-    while pending:
-        for op in pending.pop().consumers():
-            if op.name not in seen:
-                seen.add(op.name)
-                pending += op.outputs
-    return tensor.op.name in seen
+    users = reach(handle.consumers(), lambda op: [user for output in op.outputs for user in output.consumers()])
+    return tensor.op in users

@@ -14,14 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from matex_tf.apart import store
-from matex_tf.steps.variables import find_tf_variable
 
 
 class SharedValues:
-    """Variables that all ranks have, in the same order. They occupy the first `size` bytes of the store."""
+    """TensorFlow variables that all ranks have, in the same order. They occupy the first `size` bytes of the store."""
 
     def __init__(self, variables: Sequence[Any]):
-        self._variables = [find_tf_variable(variable) for variable in variables]
+        self._variables = list(variables)
         self._offsets: list[int] = []
         self.size = 0
         for variable in self._variables:

@@ -16,7 +16,11 @@ from matex_tf.rewrite import graph_ops
 
 ADDS = ("MatexAdd", "MatexAddRows", "MatexMove")
 """Ops that change a variable in shared memory."""
-_SAME_MEMORY = set("Identity IdentityN Reshape ExpandDims Squeeze StopGradient PreventGradient Bitcast".split())
+_SAME_MEMORY = set(
+    "Identity IdentityN Reshape ExpandDims Squeeze StopGradient PreventGradient Bitcast Cast CheckNumerics EnsureShape "
+    # Rows of a tensor are a view of it. The other ops give their input itself if there is nothing to do.
+    "Slice StridedSlice Split SplitV Unpack Pack ConcatV2 Pad PadV2 Tile BroadcastTo Transpose ReverseV2".split()
+)
 """Ops whose result may be a view of their input, and so of a variable."""
 BRANCHES = {"If", "StatelessIf", "Case", "StatelessCase"}
 _CALLS = BRANCHES | {"StatefulPartitionedCall", "PartitionedCall", "While", "StatelessWhile"}

@@ -229,11 +229,7 @@ _replace_argument("tensorflow", "compat.v1.train.string_input_producer", "string
 
 def _find_all_readable(names: Any) -> Any:
     """The real paths of files to read. names: a path, or a list or tensor of paths."""
-    if is_local(names):
-        return _find_readable(names)
-    if isinstance(names, (list, tuple)) and all(map(is_local, names)):
-        return [_find_readable(name) for name in names]
-    return _find_in_tensor(names, _find_readable)
+    return _find_in_tensor(_find_list(_find_readable(names)), _find_readable)
 
 
 def _find_in_tensor(names: Any, find: Callable[[Any], Any]) -> Any:

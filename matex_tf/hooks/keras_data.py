@@ -169,9 +169,21 @@ def _wrap_batch(original: Any) -> Any:
 
 
 @_replace_method("predict")
-@_replace_method("predict_on_batch")
 def _wrap_predict(original: Any) -> Any:
-    """Let a rank predict by itself, if the data are its own rows or arrays that differ between ranks."""
+    return _predict_apart(original, meets=True)
+
+
+@_replace_method("predict_on_batch")
+def _wrap_predict_on_batch(original: Any) -> Any:
+    """Unlike `predict`, it compares no weights. So a rank with its own rows calls it without the other ranks."""
+    return _predict_apart(original, meets=False)
+
+
+def _predict_apart(original: Any, meets: bool) -> Any:
+    """Let a rank predict by itself, if the data are its own rows or arrays that differ between ranks.
+
+    meets: see `own_arrays.are_computed_alone`.
+    """
     signature = inspect.signature(original)
 
     def predict(*args, **kwargs):
@@ -179,7 +191,7 @@ def _wrap_predict(original: Any) -> Any:
         x = call.arguments.get("x")
         if not agreement.is_watched():
             return original(*args, **kwargs)
-        is_own = _is_own(x) if _is_source(x) else own_arrays.are_computed_alone(x, "the data of predict")
+        is_own = _is_own(x) if _is_source(x) else own_arrays.are_computed_alone(x, "the data of predict", meets)
         if not is_own:  # all ranks have the same data, and share the batches
             with _call_kind("predict"):
                 return original(*args, **kwargs)

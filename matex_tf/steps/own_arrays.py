@@ -30,16 +30,20 @@ def are_own(inputs: Any, name: str) -> bool:
     return bool(arrays) and fingerprint.are_shares(arrays, name)
 
 
-def are_computed_alone(inputs: Any, name: str) -> bool:
+def are_computed_alone(inputs: Any, name: str, meets: bool = True) -> bool:
     """Whether each rank computes a structure of arrays by itself. Collective; the same on all ranks.
 
     That is so in three cases: the arrays of a rank hold its own rows; they differ between ranks; or they have fewer
     rows than there are ranks.
+
+    meets: False: a rank that is in the first or the last case by its own arrays asks no other rank, so that ranks may
+        make different numbers of such calls.
     """
     arrays = _list_arrays(inputs)
-    if fingerprint.are_each_ranks_own(arrays, name):
+    are_few = not arrays or any(array.ndim == 0 or len(array) < world.get_world().size for array in arrays)
+    if not meets and (are_few or any(map(shard_arrays.is_shard, arrays))):
         return True
-    return not arrays or any(array.ndim == 0 or len(array) < world.get_world().size for array in arrays)
+    return fingerprint.are_each_ranks_own(arrays, name) or are_few
 
 
 def _list_arrays(inputs: Any) -> list[np.ndarray]:

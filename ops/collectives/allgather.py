@@ -23,13 +23,7 @@ def allgather(tensor: Any, name: str | None = None) -> Any:
         import tensorflow as tf
 
         return tf.reshape(tensor, [1]) if tensor.shape.rank == 0 else tf.identity(tensor)
-    return allgather_rows(tensor, name)[0]
-
-
-def allgather_rows(tensor: Any, name: str | None = None) -> tuple[Any, Any]:
-    """`allgather` under several ranks, and the number of rows of each rank, int64. It follows previous collectives."""
-    gathered = make_in_order(get_library().ops.matex_allgather, x=tensor, place=name or "", turn=common.make_turn())
-    return gathered.y, gathered.rows
+    return make_in_order(get_library().ops.matex_allgather, x=tensor, place=name or "", turn=common.make_turn()).y
 
 
 def _compute_gradient(op: Any, gradient: Any, _rows: Any) -> Any:

@@ -60,10 +60,10 @@ def _close_dropped(close: Callable[[], None] | None = None, process_id: int | No
     """
     if close is not None and process_id == os.getpid():  # a forked child does not close its parent's files
         _dropped.append(close)
-    if _worker is not None and _worker.is_stuck:
-        return  # closing would fail and hide the first error
     while _dropped and threading.current_thread() is not _worker and _one_at_a_time.acquire(blocking=False):
         try:
+            if _worker is not None and _worker.is_stuck:
+                return  # closing would fail, and the first error has been raised or shown
             _call_by_worker(_dropped.popleft(), _MAX_SECONDS)
         except Exception:  # shown, and not raised: the present call is about another file, or it is no call at all
             traceback.print_exc()

@@ -19,6 +19,7 @@ STEPS = {
     "v.assign_add(x * tf.reduce_sum(v))": "each batch assigns a new value to 'v'",
     "tf.cond(x[0] > 0, lambda: v.assign_add(x) + 0, lambda: v + 0)": "it changes 'v' in some steps only",
     "(before := v.read_value(), v.assign_add(x), own.assign(before))": "it uses the old value of 'v'",
+    "(before := v[1:], v.assign_add(x), own.assign(tf.repeat(before, [1, 2])))": "it uses the old value of 'v'",
     "other.assign_add(x)": "it changes a variable that is not a weight of the model",
     "total.assign(total + x)": "",
     "total.assign_add(x)": "",

@@ -83,7 +83,7 @@ HOST_MEMORY = {
 UNEQUAL = """
 import sys
 import tensorflow as tf
-from matex_tf import ops
+from matex_tf import errors, ops
 from matex_tf.world import world
 
 rank = world.get_world().rank
@@ -94,7 +94,7 @@ def step():
 def caught(function):
     try:
         function()
-    except (tf.errors.FailedPreconditionError, ops.MismatchError) as error:
+    except (tf.errors.FailedPreconditionError, errors.MismatchError) as error:
         assert "'bias'" in str(error) and "float32 [4] on rank 0" in str(error), error
         assert "float32 [5] on rank 1" in str(error) and "the update of a test" in str(error), error
         assert f"rank {rank} of 2 on " in str(error), error

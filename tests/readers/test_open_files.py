@@ -1,6 +1,7 @@
 """A data set that nobody has any more has its file closed, at once and by the thread that calls the libraries."""
 
 import _thread
+import collections
 import gc
 import json
 import os
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 
 import h5py
 import netCDF4
@@ -126,6 +128,22 @@ def test_an_error_of_closing_a_dropped_file_is_shown_and_leaves_another_call_alo
     assert "the disk is gone" in capfd.readouterr().err
     with pytest.raises(OSError, match="the disk is gone"):
         library.OpenFile(Broken).close()
+
+
+def test_no_further_file_is_closed_after_a_close_that_never_returns(monkeypatch, capfd):
+    worker, closed = types.SimpleNamespace(is_stuck=False), []
+
+    def call(action, _):
+        closed.append(action)
+        worker.is_stuck = True
+        raise ReaderError("without an end")
+
+    monkeypatch.setattr(library, "_worker", worker)
+    monkeypatch.setattr(library, "_call_by_worker", call)
+    monkeypatch.setattr(library, "_dropped", collections.deque(["first", "second"]))
+    library._close_dropped()
+    library._close_dropped()
+    assert closed == ["first"] and capfd.readouterr().err.count("ReaderError: without") == 1
 
 
 def test_a_call_after_an_interrupted_one_has_its_own_result():

@@ -182,6 +182,10 @@ for name, case in cases.items():
 for mine in (x[order], x[: matex_tf.size() - int(last)], share, x[:1]):
     found = model.predict(mine, verbose=0)
     assert np.allclose(found, mine @ model.get_weights()[0] + model.get_weights()[1])
+# The last rank makes two calls more, without the others.
+own = matex_tf.shard(x, own=True)
+for mine in (own[:4], own[4:8], x[:1])[: 3 if last else 1]:
+    assert np.allclose(model.predict_on_batch(mine), mine @ model.get_weights()[0] + model.get_weights()[1])
 print(f"SAID {rank} predict: own rows", flush=True)
 """
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from fractions import Fraction
 
 from matex_tf.rewrite.nodes import Decision, Node, require, require_known
-from matex_tf.rewrite.placement import LIST, SIZES, WHOLE, Size, make_sizes, multiply_sizes, shard
+from matex_tf.rewrite.placement import LIST, SIZES, WHOLE, Size, list_of, make_sizes, multiply_sizes, shard
 from matex_tf.rewrite.rules.arrays import scale_blocks
 from matex_tf.rewrite.rules.registry import keep_sum, register_rule
 
@@ -92,9 +92,11 @@ def cast(node: Node) -> Decision:
 def add(node: Node) -> Decision:
     lists = [placement for placement in node.placements if placement.kind == LIST]
     if lists:  # AddN adds them item by item; an empty list has no placement of items
-        filled = [placement for placement in lists if placement.item is not None]
-        require(len(lists) == len(node.inputs) and len({placement.item for placement in filled}) <= 1)
-        return node.decide([None] * len(lists), (filled or lists)[0])
+        items = {placement.item for placement in lists if placement.item is not None}
+        require(len(lists) == len(node.inputs) and len(items) <= 1)
+        # A sum of maxima is no maximum, and a sum of sizes no size.
+        require(all(item.kind != SIZES and item.reduction == "sum" for item in items))
+        return node.decide([None] * len(lists), list_of(next(iter(items), None), lists[0].dtype))
     sizes = _combine_sizes(node, _subtract_sizes if node.type == "Sub" else _add_sizes)
     return sizes or compute_entries(node)
 

@@ -36,6 +36,7 @@ def fill_like(node: Node) -> Decision:
     if placement.is_sharded:
         return node.decide([None], shard(*placement.layout))  # the same rows, without facts about the old values
     if placement.kind == LIST:
+        require(placement.item is None or placement.item.kind != SIZES)  # zeros in place of sizes are no sizes
         return node.decide([None], placement)
     # The op reads only the shape, and the shape of a partial sum is the script's.
     return node.decide([None if placement.is_partial else WHOLE], ZERO if node.type == "ZerosLike" else WHOLE)

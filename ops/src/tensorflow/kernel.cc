@@ -106,12 +106,7 @@ std::shared_ptr<const KeptLayout::Made> KeptLayout::Of(
 
 bool KeptLayout::HasShapesOf(OpKernelContext* context) const {
   for (int i = 0; i < context->num_outputs(); ++i) {
-    const TensorShape& shape = context->input(i).shape();
-    const std::vector<int64_t>& known = made_->layout.entries()[i].shape;
-    if (shape.dims() != static_cast<int>(known.size())) return false;
-    for (int d = 0; d < shape.dims(); ++d) {
-      if (shape.dim_size(d) != known[d]) return false;
-    }
+    if (ShapeOf(context->input(i)) != made_->layout.entries()[i].shape) return false;
   }
   return true;
 }

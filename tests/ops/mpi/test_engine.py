@@ -6,7 +6,9 @@ import contextlib
 import ctypes
 import functools
 import hashlib
+import os
 import platform
+import signal
 from pathlib import Path
 
 import ml_dtypes
@@ -227,3 +229,15 @@ def test_hash_is_xxh64(engine):
     }
     for text, value in known.items():
         assert engine.c.matex_hash(text, len(text), 0) == value
+
+
+def test_the_senders_of_a_signal_may_be_asked_for_twice(engine):
+    heard = []
+    before = signal.signal(signal.SIGUSR2, lambda *_: heard.append(engine.c.matex_came_from_launchers(signal.SIGUSR2)))
+    try:
+        for launchers in ([os.getppid()], [os.getppid(), os.getpid()]):
+            assert engine.c.matex_watch_sender(signal.SIGUSR2, (ctypes.c_int * 2)(*launchers), len(launchers)) == 0
+            os.kill(os.getpid(), signal.SIGUSR2)
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    assert heard == [0, 1]

@@ -23,16 +23,16 @@ bool HasInstructions() {
 }
 
 // Both functions return the number of converted values, a multiple of 8.
-__attribute__((target("avx,f16c"))) int LoadEights(const Float16* from, float* to, int count) {
-  int i = 0;
+__attribute__((target("avx,f16c"))) int64_t LoadEights(const Float16* from, float* to, int64_t count) {
+  int64_t i = 0;
   for (; i + 8 <= count; i += 8) {
     _mm256_storeu_ps(to + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i))));
   }
   return i;
 }
 
-__attribute__((target("avx,f16c"))) int StoreEights(const float* from, Float16* to, int count) {
-  int i = 0;
+__attribute__((target("avx,f16c"))) int64_t StoreEights(const float* from, Float16* to, int64_t count) {
+  int64_t i = 0;
   for (; i + 8 <= count; i += 8) {
     const __m128i eight = _mm256_cvtps_ph(_mm256_loadu_ps(from + i), _MM_FROUND_TO_NEAREST_INT);
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i), eight);
@@ -43,20 +43,20 @@ __attribute__((target("avx,f16c"))) int StoreEights(const float* from, Float16* 
 #else
 
 bool HasInstructions() { return false; }
-int LoadEights(const Float16*, float*, int) { return 0; }
-int StoreEights(const float*, Float16*, int) { return 0; }
+int64_t LoadEights(const Float16*, float*, int64_t) { return 0; }
+int64_t StoreEights(const float*, Float16*, int64_t) { return 0; }
 
 #endif
 
 }  // namespace
 
-void Load(const Float16* from, float* to, int count) {
-  int i = HasInstructions() ? LoadEights(from, to, count) : 0;
+void Load(const Float16* from, float* to, int64_t count) {
+  int64_t i = HasInstructions() ? LoadEights(from, to, count) : 0;
   for (; i < count; ++i) to[i] = Float16::Load(from[i]);
 }
 
-void Store(const float* from, Float16* to, int count) {
-  int i = HasInstructions() ? StoreEights(from, to, count) : 0;
+void Store(const float* from, Float16* to, int64_t count) {
+  int64_t i = HasInstructions() ? StoreEights(from, to, count) : 0;
   for (; i < count; ++i) to[i] = Float16::Store(from[i]);
 }
 

@@ -67,15 +67,15 @@ struct Float16 {
 };
 
 // Arrays. float16 uses the processor's F16C instructions if available (x86-64 since 2013).
-void Load(const Float16* from, float* to, int count);
-void Store(const float* from, Float16* to, int count);
+void Load(const Float16* from, float* to, int64_t count);
+void Store(const float* from, Float16* to, int64_t count);
 
-inline void Load(const Bfloat16* from, float* to, int count) {
-  for (int i = 0; i < count; ++i) to[i] = Bfloat16::Load(from[i]);
+inline void Load(const Bfloat16* from, float* to, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) to[i] = Bfloat16::Load(from[i]);
 }
 
-inline void Store(const float* from, Bfloat16* to, int count) {
-  for (int i = 0; i < count; ++i) to[i] = Bfloat16::Store(from[i]);
+inline void Store(const float* from, Bfloat16* to, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) to[i] = Bfloat16::Store(from[i]);
 }
 
 }  // namespace matex

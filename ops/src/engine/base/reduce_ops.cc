@@ -55,13 +55,6 @@ void InBlocks(const T* from, T* to, int64_t count, Rule rule) {
   }
 }
 
-// Calls `work(offset, length)` for consecutive parts of [0, count), whose lengths are ints as Load and Store need them.
-template <typename Work>
-void InParts(int64_t count, Work work) {
-  constexpr int64_t kPart = 1 << 30;
-  for (int64_t at = 0; at < count; at += kPart) work(at, static_cast<int>(std::min(kPart, count - at)));
-}
-
 struct Sum {
   template <typename T>
   static T Combine(T a, T b) {
@@ -213,17 +206,13 @@ Reduction ReductionOf(const std::string& name) {
 bool IsHalf(Type type) { return type == Type::kFloat16 || type == Type::kBfloat16; }
 
 void Widen(Type type, const void* from, float* to, int64_t count) {
-  InParts(count, [&](int64_t at, int length) {
-    if (type == Type::kFloat16) return Load(static_cast<const Float16*>(from) + at, to + at, length);
-    Load(static_cast<const Bfloat16*>(from) + at, to + at, length);
-  });
+  if (type == Type::kFloat16) return Load(static_cast<const Float16*>(from), to, count);
+  Load(static_cast<const Bfloat16*>(from), to, count);
 }
 
 void Narrow(Type type, const float* from, void* to, int64_t count) {
-  InParts(count, [&](int64_t at, int length) {
-    if (type == Type::kFloat16) return Store(from + at, static_cast<Float16*>(to) + at, length);
-    Store(from + at, static_cast<Bfloat16*>(to) + at, length);
-  });
+  if (type == Type::kFloat16) return Store(from, static_cast<Float16*>(to), count);
+  Store(from, static_cast<Bfloat16*>(to), count);
 }
 
 // Own operations are used for 16-bit floats, and for minima and maxima of floats, where NaN must stay NaN.

@@ -15,8 +15,7 @@ constexpr int kLauncher = 1, kOther = 2;  // bits
 
 // A watched signal. The signal handler reads it, so it is never freed, and complete before NoteSender is installed.
 struct Watch {
-  const pid_t* launchers;
-  size_t count;
+  std::atomic<const std::vector<pid_t>*> launchers;
   struct sigaction previous;  // the handler that was installed earlier
   std::atomic<int> senders;   // since the last query: kLauncher, kOther or both
 };
@@ -26,9 +25,10 @@ Watch watches[kSignals];
 // The signal handler: records the sender, and calls the handler that was installed earlier.
 void NoteSender(int number, siginfo_t* info, void* context) {
   Watch& watch = watches[number];
-  const pid_t* const end = watch.launchers + watch.count;
+  const std::vector<pid_t>& launchers = *watch.launchers;
   const bool is_from_process = info->si_code <= 0;  // else from the kernel, and there is no si_pid
-  const bool is_from_launcher = is_from_process && std::find(watch.launchers, end, info->si_pid) != end;
+  const bool is_from_launcher =
+      is_from_process && std::find(launchers.begin(), launchers.end(), info->si_pid) != launchers.end();
   watch.senders |= is_from_launcher ? kLauncher : kOther;
   if (watch.previous.sa_flags & SA_SIGINFO) {
     watch.previous.sa_sigaction(number, info, context);
@@ -42,16 +42,16 @@ void NoteSender(int number, siginfo_t* info, void* context) {
 extern "C" {
 
 // Records from now on whether `launchers` or others send the signal `number`, and then calls the handler that is
-// installed now. The recording ends when another handler is installed. Returns 0, or 1 if there is no such signal.
+// installed now. The recording ends when another handler is installed. A further call only replaces `launchers`. Returns
+// 0, or 1 if there is no such signal.
 __attribute__((visibility("default"))) int matex_watch_sender(int number, const int* launchers, int count) {
   if (number <= 0 || number >= kSignals) return 1;
   struct sigaction now;
   if (sigaction(number, nullptr, &now) != 0) return 1;
   Watch& watch = watches[number];
-  const auto* const kept = new std::vector<pid_t>(launchers, launchers + count);
-  watch.launchers = kept->data();
-  watch.count = kept->size();
+  watch.launchers = new std::vector<pid_t>(launchers, launchers + count);
   watch.senders = 0;
+  if ((now.sa_flags & SA_SIGINFO) && now.sa_sigaction == NoteSender) return 0;
   watch.previous = now;
   now.sa_flags |= SA_SIGINFO;
   now.sa_sigaction = NoteSender;

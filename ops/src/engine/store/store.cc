@@ -10,14 +10,14 @@
 // In between the line names a batch that the rank does not hold. So the line is a lower bound of the rank's batches.
 #include "engine/store/store.h"
 
-#include <sched.h>
 #include <sys/mman.h>
-#include <time.h>
 
 #include <algorithm>
+#include <chrono>
 #include <limits>
 #include <mutex>
 #include <new>
+#include <thread>
 #include <utility>
 
 #include "engine/mpi/common_memory.h"
@@ -65,12 +65,6 @@ std::mutex& StoreMutex() {
 }
 
 int64_t InLines(int64_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
-
-double SecondsNow() {
-  timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
-}
 
 }  // namespace
 
@@ -186,8 +180,8 @@ int64_t SharedStore::FindHeld(int rank) const {
 }
 
 // Takes over the batch of a lost rank, if the batch may be trained now and is older than this rank's reserved batch.
-// Returns whether it did. The line of a lost rank stays until its batch is trained, so no rank gets further ahead of this
-// batch than the bound.
+// Returns whether it did. The line of a lost rank stays until its batch is trained, so no rank gets further ahead of
+// this batch than the bound.
 bool SharedStore::TakeOver(int64_t bound) {
   for (int rank = 0; rank < size_; ++rank) {
     Line &lost = LineOf(rank), &mine = LineOf(rank_);
@@ -253,7 +247,8 @@ bool SharedStore::IsOver() {
 
 SharedStore::Begun SharedStore::Begin(int64_t bound, double seconds, int64_t* batch, int* behind) {
   constexpr int kSpins = 100, kYields = 200;
-  const double until = SecondsNow() + seconds;
+  using Clock = std::chrono::steady_clock;
+  const auto until = Clock::now() + std::chrono::duration<double>(seconds);
   // At the first call after `Deal`, the line has the batch that `Deal` gave to this rank.
   const int64_t dealt = LineOf(rank_).oldest;
   if (reserved_ < 0 && dealt != Line::kNone) reserved_ = dealt;
@@ -269,14 +264,13 @@ SharedStore::Begun SharedStore::Begin(int64_t bound, double seconds, int64_t* ba
     }
     // This rank must wait: it polls, then yields its core between polls, then sleeps between polls.
     if (attempts >= kSpins + kYields) {
-      if (SecondsNow() >= until) {
+      if (Clock::now() >= until) {
         FindOldest(behind);
         return kNotYet;
       }
-      const timespec pause{0, 20'000};
-      nanosleep(&pause, nullptr);
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
     } else if (attempts >= kSpins) {
-      sched_yield();
+      std::this_thread::yield();
     }
   }
   trained_at_begin_ = control().trained;

@@ -76,8 +76,8 @@ int SharedMemory::BeginUse(Use use) {
 }
 
 // The memory of a rank is a ring of `slots` blocks: block number n, counted from the first sum of the process, is in
-// slot n % slots. A rank writes block n only after both ranks have read block n - slots. The two numbers of `See` are read
-// one after the other: the other rank may have read blocks that it had not yet written at the first look.
+// slot n % slots. A rank writes block n only after both ranks have read block n - slots. The two numbers of `See` are
+// read one after the other: the other rank may have read blocks that it had not yet written at the first look.
 int SharedMemory::SumOfTwo(Type type, int64_t count, const Produce& produce, const Consume& consume) {
   if (const int code = BeginUse(Use::kBlocks)) return code;
   const int64_t slots = kBuffers * chunk_bytes_ / kBlockBytes;
