@@ -137,8 +137,10 @@ def _wrap_next(original: Any) -> Any:
     def take(self):
         if own_data.is_own(self):
             return own_data.take_whole(self)
-        # With weak scaling, a step that trains takes several batches of the script, one for each rank.
-        return weak_scaling.take_next(self, lambda: pull(self)) if weak_scaling.is_on() else pull(self)
+        # With weak scaling, a step that trains takes several batches of the script, one for each rank. Ranks share no
+        # step of another thread.
+        is_weak = weak_scaling.is_on() and agreement.is_watched()
+        return weak_scaling.take_next(self, lambda: pull(self)) if is_weak else pull(self)
 
     def take_next(self):
         if not tf.executing_eagerly():
@@ -190,11 +192,25 @@ def _wrap_optional(original: Any) -> Any:
         if not tf.executing_eagerly():
             return _take_in_trace(self, original)
         try:
-            return tf.experimental.Optional.from_value(self._next_internal())
+            value = self._next_internal()
         except tf.errors.OutOfRangeError:
             return tf.experimental.Optional.empty(self.element_spec)
+        with tf.device(self._iterator_resource.device):
+            return _make_optional(self.element_spec, value)
 
     return take_optional
+
+
+def _make_optional(spec: Any, value: Any) -> Any:
+    """An optional with `value`. It has the `spec` of its iterator, if possible: functions are traced for the spec."""
+    from tensorflow.python.data.ops import optional_ops
+    from tensorflow.python.data.util import structure
+
+    try:
+        components = structure.to_tensor_list(spec, value)
+    except ValueError:  # of a fixed number of rows: `value` has the rows of several batches
+        return tf.experimental.Optional.from_value(value)
+    return optional_ops._OptionalImpl(tf.raw_ops.OptionalFromValue(components=components), spec)
 
 
 @HOOKS.replace(_DATASETS, "DatasetV1._make_one_shot_iterator DatasetV1._make_initializable_iterator", _IF_HOOK_MISSING)
@@ -268,7 +284,7 @@ def _wrap_batch(original: Any) -> Any:
     def batch(self, batch_size, *args, **kwargs):
         # The script's batch size counts the rows of all ranks. A dataset of own rows gets this rank's part of it.
         if world.is_active() and settings.get_settings().scaling == "strong" and shard_arrays.is_shard(self):
-            batch_size = tf.nest.map_structure(find_part, batch_size)  # `rebatch` also takes a list
+            batch_size = np.vectorize(find_part, otypes=[int])(batch_size).tolist()  # `rebatch` also takes a vector
         return original(self, batch_size, *args, **kwargs)
 
     return batch

@@ -7,6 +7,7 @@ the script alone) or "free".
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 
 import keras
@@ -186,7 +187,7 @@ def free():
     keep("arrays", model, history)
     again = keras.models.load_model(str(saved), custom_objects={"Seen": Seen})
     found["saved"] = np.asarray(again.evaluate(x, y, verbose=0)[0])
-    keep("again", model, model.fit(x, y, BATCH, 2, verbose=0))
+    keep("again", model, model.fit(x, y, BATCH, 2, verbose=0, callbacks=[InThread(x, y)]))
     rows = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(ROWS, seed=2).batch(BATCH)
     model = counting()
     keep("steps", model, model.fit(rows.repeat(), epochs=6, steps_per_epoch=10, verbose=0))
@@ -205,6 +206,26 @@ def free():
     refused(x, y)
     store()
     model.fit(rows, verbose=0, callbacks=[Killed()])
+
+
+class InThread(keras.callbacks.Callback):
+    """Another call of fit, in a thread, until training ends."""
+
+    def __init__(self, x, y):
+        super().__init__()
+        self.begun, self.ended = threading.Event(), threading.Event()
+        model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        wait = keras.callbacks.LambdaCallback(on_train_begin=lambda logs: self.begun.set() or self.ended.wait())
+        self.thread = threading.Thread(target=lambda: model.fit(x, y, verbose=0, callbacks=[wait]))
+
+    def on_train_begin(self, logs=None):
+        self.thread.start()
+        self.begun.wait()
+
+    def on_train_end(self, logs=None):
+        self.ended.set()
+        self.thread.join()
 
 
 class Fails(keras.callbacks.Callback):

@@ -250,7 +250,7 @@ def other_batches():
     """The script's batch size counts the rows of all ranks, whatever makes batches."""
     rows = None if alone else tf.data.Dataset.from_tensor_slices(own(MINE))
     padded = BATCHES if alone else rows.padded_batch(EACH * ranks)
-    rebatched = BATCHES if alone else rows.batch(ranks).rebatch(EACH * ranks)
+    rebatched = BATCHES if alone else rows.batch(ranks).rebatch(np.array(2 * [EACH * ranks]))
     store("padded_batch", None, *[x for x, _ in padded])
     store("rebatch", None, *[x for x, _ in rebatched])
 

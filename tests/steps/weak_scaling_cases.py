@@ -3,6 +3,7 @@
 `weak_scaling_cases.py RANKS FOLDER`: each rank stores what it found in FOLDER.
 """
 
+import concurrent.futures
 import sys
 
 import numpy as np
@@ -79,4 +80,11 @@ def take_optionals(batches):
 store("optionals", model, [float(step(x, y)) for x, y in (loop if alone else take_optionals(loop))])
 # A loop that does not train is given the script's batches.
 found["looked at"] = np.asarray([len(x) for x, _ in data.batch(EACH)])
+with concurrent.futures.ThreadPoolExecutor(1) as thread:  # nor do its loops train while the main thread does
+    looked = iter(data.batch(EACH))
+    counts = []
+    for x, y in [loop[0]] * 2 if alone else data.batch(EACH).take(2):
+        counts.append(thread.submit(lambda: len(next(looked)[0])).result())
+        step(x, y)
+    found["looked at in a thread"] = np.asarray(counts)
 np.savez(f"{folder}/{'alone' if alone else matex_tf.rank()}", **found)

@@ -156,6 +156,21 @@ def loops():
     return [w.numpy()]
 
 
+def optionals():
+    """The last batch has fewer rows: a function is traced once for the spec of the iterator."""
+    traced = []
+
+    @tf.function
+    def compute(optional):
+        traced.append(optional)
+        return tf.tanh(optional.get_value() @ W)
+
+    found, iterator = [], iter(batch(X, 27))
+    while (optional := iterator.get_next_as_optional()).has_value():
+        found.append(compute(optional))
+    return [*map(np.array, found), np.array(len(traced))]
+
+
 def fail(step, *given):
     """What an error of a step says."""
     try:
@@ -312,6 +327,7 @@ CASES = [
     two_batches_a_step,
     broken_element,
     loops,
+    optionals,
     sequences,
     rows_that_fail,
     uneven_batches_that_are_lost,
