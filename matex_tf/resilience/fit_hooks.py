@@ -137,7 +137,5 @@ def _resume_training(model: Any) -> None:
         model._initial_epoch = None  # `BackupAndRestore` may have changed it
         data_hooks.skip_epochs(current)
     if current.is_resumed:
-        for callback in current.continued_logs:
-            callback.append = False
         for what in callback_state.list_unsaved_attributes(current.callbacks):
             notes.print_note(f"callbacks of fit: {what} cannot be saved and starts over")

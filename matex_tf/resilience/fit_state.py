@@ -107,6 +107,7 @@ class Fit:
         run.current_fit = self
 
     def close_fit(self) -> None:
+        callback_state.leave_logs(self.continued_logs)
         self.run.current_fit = None
 
     # Restoring
