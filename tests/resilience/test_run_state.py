@@ -3,6 +3,7 @@
 import functools
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -380,3 +381,19 @@ def test_random_ops_of_a_resumed_step_are_reported(monkeypatch):
         call.is_before_saved_step = False
         call.note_trained(SimpleNamespace(traced=tf.function(draw).get_concrete_function()))
         assert any("random ops, whose state cannot be saved" in text for text in said) == draws
+
+
+def test_fit_in_a_thread_is_not_saved(monkeypatch):
+    """Ranks would save it together, and their threads are not in step."""
+    from matex_tf.resilience import fit_hooks, fit_state, run_state
+
+    def fit(model, x):
+        return fit_state.find_current()
+
+    run = SimpleNamespace(current_fit=None)  # it has none of the attributes that a call whose state is saved needs
+    monkeypatch.setattr(run_state, "get_current", lambda: run)
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(fit_hooks._wrap_fit(fit), "model", "data").result() is None
+        run.current_fit = "the call of the main thread"
+        assert pool.submit(fit_hooks._wrap_fit(fit), "model", "data").result() is None
+    assert fit_state.find_current() == "the call of the main thread"
