@@ -102,7 +102,7 @@ def continue_logs(callbacks: Sequence[Any], sizes: Sequence[int | None], has_lin
     has_lines: whether the files had lines of the interrupted call then. Without them, a callback that overwrites its
         file begins again.
 
-    Returns the callbacks that would overwrite their files: their `append` is True now, for this call of `fit`.
+    Returns the callbacks that would overwrite their files: their `append` is True until `leave_logs`.
     """
     changed = []
     for callback, size in zip(callbacks, sizes):
@@ -115,6 +115,12 @@ def continue_logs(callbacks: Sequence[Any], sizes: Sequence[int | None], has_lin
             callback.append = True
             changed.append(callback)
     return changed
+
+
+def leave_logs(changed: Sequence[Any]) -> None:
+    """After the call of `fit`: let the callbacks that `continue_logs` has changed overwrite their files again."""
+    for callback in changed:
+        callback.append, callback.append_header = False, True  # Keras sets `append_header` only if `append` is True
 
 
 def _find_log(callback: Any) -> str | None:

@@ -49,7 +49,12 @@ def has_op(op: Any, types: Container[str]) -> bool:
 
 def has_sequence(graph: Any) -> bool:
     """Whether a graph, or a function that it calls, has a random op with a number sequence of its own (`seed2`)."""
-    return any("seed2" in node.attr for node in iterate_nodes(graph))
+    return any("seed2" in node.attr and not _is_without_dropout(node) for node in iterate_nodes(graph))
+
+
+def _is_without_dropout(node: Any) -> bool:
+    """Whether the node is a recurrent layer on a GPU (`CudnnRNN`) that draws nothing, as all of Keras."""
+    return "dropout" in node.attr and node.attr["dropout"].f == 0
 
 
 def list_functions(node: Any) -> list[str]:

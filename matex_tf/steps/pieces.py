@@ -45,6 +45,11 @@ def list_variables() -> list[Any]:
     return [variable for _, variable in sorted(_variables.items())]
 
 
+def forget_variable(number: int) -> None:
+    """List a `PieceVariable` no longer: no code of the script can use it, and Python has not yet collected it here."""
+    _variables.pop(number, None)
+
+
 def find_variables(graph: Any) -> dict[int, Any]:
     """The `PieceVariable`s whose handles a graph captures, by the indices of the captured tensors."""
     found = enumerate(tags.get_tag(outer, _VARIABLE, lambda: None)() for outer, _ in graph.captures)

@@ -3,6 +3,7 @@
 import functools
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -237,7 +238,6 @@ def test_a_warning_after_the_end_of_the_script_changes_nothing(tmp_path, name):
 LOST_OUTSIDE_FIT = """
 import ctypes, os, signal, sys, time
 from pathlib import Path
-from types import SimpleNamespace
 import keras, numpy as np
 import matex_tf
 from matex_tf.runtime import real_files
@@ -354,7 +354,7 @@ def test_ranks_vote_every_half_second(monkeypatch, steps):
 
 
 def test_random_ops_of_a_resumed_step_are_reported(monkeypatch):
-    """Also of a step that draws candidates, as `tf.nn.nce_loss` does."""
+    """Also of a step that draws candidates, as `tf.nn.nce_loss` does; not of a layer on a GPU that has no dropout."""
     import tensorflow as tf
 
     from matex_tf.resilience import fit_state
@@ -363,10 +363,37 @@ def test_random_ops_of_a_resumed_step_are_reported(monkeypatch):
     monkeypatch.setattr(fit_state.notes, "print_note", said.append)
     saved = {"ended": False, "epoch": 0, "step": 1, "epochs": 0}
     run = SimpleNamespace(fits=0, load_state=lambda _: saved, may_save=lambda _: True, has_trained=True)
-    for draw, count in ((tf.random.stateless_uniform, 0), (tf.random.uniform_candidate_sampler, 1)):
-        given = ([2], [1, 2]) if count == 0 else (tf.zeros([1, 1], tf.int64), 1, 2, True, 9)
-        step = tf.function(lambda draw=draw, given=given: draw(*given)).get_concrete_function()
+
+    def run_layer(dropout):
+        state = tf.zeros([1, 1, 1])
+        return tf.raw_ops.CudnnRNN(
+            input=state, input_h=state, input_c=state, params=tf.zeros([16]), dropout=dropout, is_training=True
+        )[0]
+
+    for draw, draws in (
+        (lambda: tf.random.stateless_uniform([2], [1, 2]), False),
+        (lambda: tf.random.uniform_candidate_sampler(tf.zeros([1, 1], tf.int64), 1, 2, True, 9), True),
+        (lambda: run_layer(0.0), False),
+        (lambda: run_layer(0.5), True),
+    ):
+        said.clear()
         call = fit_state.Fit(run, None)
         call.is_before_saved_step = False
-        call.note_trained(SimpleNamespace(traced=step))
-        assert sum("random ops, whose state cannot be saved" in text for text in said) == count
+        call.note_trained(SimpleNamespace(traced=tf.function(draw).get_concrete_function()))
+        assert any("random ops, whose state cannot be saved" in text for text in said) == draws
+
+
+def test_fit_in_a_thread_is_not_saved(monkeypatch):
+    """Ranks would save it together, and their threads are not in step."""
+    from matex_tf.resilience import fit_hooks, fit_state, run_state
+
+    def fit(model, x):
+        return fit_state.find_current()
+
+    run = SimpleNamespace(current_fit=None)  # it has none of the attributes that a call whose state is saved needs
+    monkeypatch.setattr(run_state, "get_current", lambda: run)
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(fit_hooks._wrap_fit(fit), "model", "data").result() is None
+        run.current_fit = "the call of the main thread"
+        assert pool.submit(fit_hooks._wrap_fit(fit), "model", "data").result() is None
+    assert fit_state.find_current() == "the call of the main thread"

@@ -104,6 +104,25 @@ def test_a_state_is_restored_twice():
         callback.counts["epochs"].append(1)
 
 
+def test_a_log_of_a_resumed_call_is_overwritten_by_the_next_call(tmp_path):
+    path = tmp_path / "log.csv"
+    start = "epoch,loss\n0,1.0\n"
+    path.write_text(start + "1,0.5\n")
+    logger = keras.callbacks.CSVLogger(str(path))
+
+    def log_epoch():
+        logger.on_train_begin()
+        logger.keys = ["loss"]
+        logger.on_epoch_end(1, {"loss": 0.25})
+        logger.on_train_end()
+        return path.read_text().split()
+
+    changed = callback_state.continue_logs([keras.callbacks.Callback(), logger], [None, len(start)], has_lines=True)
+    assert log_epoch() == ["epoch,loss", "0,1.0", "1,0.25"]
+    callback_state.leave_logs(changed)
+    assert log_epoch() == ["epoch,loss", "1,0.25"]
+
+
 def test_two_generations_stay(tmp_path):
     folder = state_files.Folder(str(tmp_path / "state"))
     for number in range(1, 5):

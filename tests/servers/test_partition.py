@@ -96,7 +96,9 @@ def test_a_variable_that_some_ranks_have_made_whole_is_restored(monkeypatch, her
         return whole.view(np.uint8) if sent is None else sent
 
     monkeypatch.setattr(piece_copies, "objects", SimpleNamespace(allgather=allgather, broadcast=broadcast))
-    monkeypatch.setattr(piece_copies, "pieces", SimpleNamespace(list_variables=lambda: mine))
+    forgotten = []
+    listed = SimpleNamespace(list_variables=lambda: mine, forget_variable=forgotten.append)
+    monkeypatch.setattr(piece_copies, "pieces", listed)
     monkeypatch.setattr(piece_copies.membership, "list_origins", lambda: [0, 2])
     monkeypatch.setattr(piece_copies.world, "get_world", lambda: SimpleNamespace(rank=1, size=2))
     monkeypatch.setattr(piece_copies.owners, "cut_variable", lambda weight: cut.append(weight) or (0, 1, 4))
@@ -104,3 +106,4 @@ def test_a_variable_that_some_ranks_have_made_whole_is_restored(monkeypatch, her
     piece_copies.restore_lost()()
     assert mine[0].is_whole and mine[0].value.tolist() == whole.tolist()
     assert cut == mine[:1] and mine[0].cuts == (0, 1, 4) and mine[1].cuts == (0, 2, 4)
+    assert forgotten == [1]  # a later loss does not restore it by the cuts of three ranks

@@ -114,6 +114,9 @@ def restore_lost() -> Callable[[], None]:
             # All ranks cut the same variables: the cuts depend on what the owners have of earlier ones.
             if variable.cuts and all(of_rank[number].weight for of_rank in gathered):
                 variable.cuts = owners.cut_variable(known[number].weight)
+        # The others are garbage: another rank has collected them. Their cuts remain those for the lost ranks, too.
+        for number in variables.keys() - set(common):
+            pieces.forget_variable(number)
         _kept.clear()
         _cut_for[:] = membership.list_origins()
 
