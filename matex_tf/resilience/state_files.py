@@ -22,7 +22,7 @@ from matex_tf.runtime import atomic, temp_folders
 
 GENERATIONS = 2  # the number of kept states inside calls of `fit`
 BEGIN, LOCK = "begin", "lock"  # names of files
-_MAGIC = b"matex_tf run state 1\n"  # begins each file; 1 is the version of the format
+_MAGIC = b"matex_tf run state 2\n"  # begins each file; 2 is the version of the format
 _WRITE_BYTES = 16 << 20
 """Bytes that are hashed and written at a time."""
 
@@ -69,7 +69,7 @@ def read_state(path: str) -> Any:
     # A file is: `_MAGIC`, the length of the header in 8 bytes, the header, arrays, and a checksum of 32 bytes.
     start = len(_MAGIC) + 8
     if len(data) < start + 32 or data[: len(_MAGIC)] != _MAGIC:
-        raise Damaged(f"{path} is not the state of a run, or is truncated")
+        raise Damaged(f"{path} is not the state of a run of this version of matex_tf, or is truncated")
     content = memoryview(data)[:-32]
     if hashlib.blake2b(content, digest_size=32).digest() != data[-32:]:
         raise Damaged(f"{path} is damaged: its checksum does not match")
