@@ -52,7 +52,7 @@ def _get_functions() -> ctypes.CDLL:
         ("find", c_void_p, [c_char_p, c_int, *[c_int64] * 4]),
         ("count", c_int64, [c_void_p]),
         ("take", None, [c_void_p, integers, integers, integers, c_char_p, c_int64]),
-        ("put", c_int64, [c_char_p, c_int, *[c_int64] * 3, integers, integers, c_int, c_char_p, c_int64]),
+        ("put", None, [c_int64, c_char_p, c_int, *[c_int64] * 3, integers, integers, c_int, c_char_p, c_int64]),
         ("bytes", c_int64, []),
     ):
         function = getattr(c, f"matex_records_{name}")
@@ -76,14 +76,15 @@ def find_records(name: bytes, kind: str, size: int, mtime_ns: int, first: int = 
     return Found(offsets, lengths, content, code, problem.value.decode(errors="replace"), place)
 
 
-def put_records(name: bytes, kind: str, size: int, mtime_ns: int, found: Found) -> int:
-    """Register the index of the file `name` with the ops; returns the file's number in tickets.
+def put_records(number: int, name: bytes, kind: str, size: int, mtime_ns: int, found: Found) -> None:
+    """Register the index of the file `name` with the ops.
 
+    number: of the file in tickets. A new one keeps tickets of the former number from being read from a changed file.
     found: all records of the file.
     """
     offsets, lengths = (np.ascontiguousarray(numbers, np.int64) for numbers in (found.offsets, found.lengths))
-    return _get_functions().matex_records_put(
-        name, FORMATS.index(kind), size, mtime_ns, offsets.size, _point(offsets), _point(lengths), found.code,
+    _get_functions().matex_records_put(
+        number, name, FORMATS.index(kind), size, mtime_ns, offsets.size, _point(offsets), _point(lengths), found.code,
         found.problem.encode(), found.place,
     )  # fmt: skip
 

@@ -61,8 +61,11 @@ class Part(NamedTuple):
 
 
 _NO_NUMBERS = np.empty(0, np.int64)
-_known: dict[tuple[str, bytes], State] = {}
-"""The states of indexed files, by their formats and names."""
+_NEW = -1
+_known: dict[tuple[str, bytes], tuple[State, int]] = {}
+"""The states of indexed files and their numbers in tickets, by their formats and names."""
+_next_number = 0
+"""The number of the next file that is new or has changed."""
 
 
 def name_alike(name: bytes) -> str:
@@ -84,14 +87,15 @@ def index_files(names: Sequence[bytes], kind: str, reason: str = "") -> str:
         kind: the format, one of `record_files.FORMATS`.
         reason: the reason why this rank has no names; "" if it has.
     """
+    global _next_number
     states: list[State] = []
     if not reason:
         states, reason = _read_states(names)
-    are_known = [_known.get((kind, name)) == state and _is_settled(state) for name, state in zip(names, states)]
+    known = [(_find_number(name, kind, state), _is_settled(state)) for name, state in zip(names, states)]
     files = [(name_alike(name), state.size) for name, state in zip(names, states)]
-    everyone = objects.allgather((reason, files, are_known), "what records of a dataset are known")
+    everyone = objects.allgather((reason, files, known, _next_number), "what records of a dataset are known")
     first_files = everyone[0][1]
-    for rank, (reason_there, files_there, _) in enumerate(everyone):
+    for rank, (reason_there, files_there, *_) in enumerate(everyone):
         if reason_there:
             return reason_there
         if files_there != first_files:
@@ -100,17 +104,33 @@ def index_files(names: Sequence[bytes], kind: str, reason: str = "") -> str:
                 f"ranks see different files: {_describe_difference(first_files, files_there)} on ranks 0 ({hosts[0]}) "
                 f"and {rank} ({hosts[rank]})"
             )
-    known_by_all = [all(known) for known in zip(*(are_known for _, _, are_known in everyone))]
-    needed = [number for number, is_known in enumerate(known_by_all) if not is_known]
+    # Ranks compare hashes of tickets, so a file has the same number on all ranks. If it has changed for some, as
+    # their own copies may, it gets a new number on all.
+    _next_number = max(number for *_, number in everyone)
+    needed: list[int] = []
+    numbers: dict[int, int] = {}
+    for index, of_ranks in enumerate(zip(*(known_there for _, _, known_there, _ in everyone))):
+        numbers_of_ranks, are_settled = zip(*of_ranks)
+        is_new = numbers_of_ranks[0] == _NEW or len(set(numbers_of_ranks)) > 1
+        if is_new or not all(are_settled):
+            needed.append(index)
+            numbers[index] = _next_number if is_new else numbers_of_ranks[0]
+            _next_number += is_new
     if not needed:
         return ""
-    for number, found in _find_records(names, states, kind, needed).items():
-        name, state = names[number], states[number]
-        _known[kind, name] = state
+    for index, found in _find_records(names, states, kind, needed).items():
+        name, state = names[index], states[index]
+        _known[kind, name] = state, numbers[index]
         if found.problem and not found.code:
             notes.print_note(f"{os.fsdecode(name)}: {found.problem}")
-        record_files.put_records(name, kind, state.size, state.mtime_ns, found)
+        record_files.put_records(numbers[index], name, kind, state.size, state.mtime_ns, found)
     return ""
+
+
+def _find_number(name: bytes, kind: str, state: State) -> int:
+    """The number in tickets of a file that was indexed in this state; `_NEW` if it was not."""
+    known_state, number = _known.get((kind, name), (None, _NEW))
+    return number if state == known_state else _NEW
 
 
 def _describe_difference(first: Sequence[tuple[str, int]], second: Sequence[tuple[str, int]]) -> str:

@@ -53,7 +53,8 @@ def make_tickets(dataset: Any) -> Records | str:
     """The records of a dataset as tickets, or the reason why that is impossible ("": it reads no records). Collective.
 
     All ranks call it with the dataset of the same place in the script. The first call indexes the records. Later calls
-    index files that have changed; to read tickets that were made before is then an error.
+    index files that have changed; tickets that were made before are read from the former file while it is open, else
+    they are an error.
     """
     known = tags.get_tag(dataset, _RECORDS)
     try:

@@ -60,6 +60,16 @@ with tf.io.TFRecordWriter(f"{folder}/own") as file:
 made = records.make_tickets(tf.data.TFRecordDataset(f"{folder}/own"))
 found["own"] = [one.decode() for one in made.tickets.map(made.read).as_numpy_iterator()]
 
+# As on hosts that have a copy each, of which one changes.
+copy = f"{folder}/{rank}/data/copy"
+copies = tf.data.TFRecordDataset(copy)
+found["copies"] = []
+for changing in (None, 1, 0):
+    if rank == changing:
+        os.utime(copy, (2, 2))
+    made = records.make_tickets(copies)
+    found["copies"].append([one.tolist() for one in made.tickets.as_numpy_iterator()])
+
 other = tf.data.TFRecordDataset(f"{folder}/{rank}.tfrecord")
 found["other"] = records.make_tickets(other)
 order = ["first", "second"] if rank == 0 else ["second", "first"]  # of the same size
@@ -94,7 +104,10 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "second").write_bytes(b"ab\nc\n")
     whole = (folder / "0.tfrecord").read_bytes()
     (folder / "broken").write_bytes(whole[:-1000])
-    for path in folder.iterdir():
+    for rank in range(RANKS):
+        (folder / str(rank) / "data").mkdir(parents=True)
+        (folder / str(rank) / "data" / "copy").write_bytes(whole)
+    for path in folder.rglob("*"):
         os.utime(path, (1, 1))  # what was written a moment ago is indexed again
     return folder
 
@@ -154,6 +167,13 @@ def test_ranks_find_where_records_begin_together(data, found):
 
 def test_files_that_the_script_writes_are_indexed_where_each_rank_has_them(found):
     assert [one["own"] for one in found] == [["0", "1", "2", "3", "4"]] * RANKS
+
+
+def test_a_file_whose_copy_changes_on_one_rank_has_the_same_tickets_on_all(found):
+    """Ranks compare hashes of tickets."""
+    assert found[0]["copies"] == found[1]["copies"]
+    numbers = [ticket[0][0] for ticket in found[0]["copies"]]
+    assert numbers[0] < numbers[1] < numbers[2], numbers
 
 
 def test_files_that_differ_between_ranks_are_not_indexed(found):

@@ -40,21 +40,17 @@ FileState FileState::Of(const struct stat& found) {
   return state;
 }
 
-int64_t RecordFiles::Put(RecordFile file) {
+void RecordFiles::Put(RecordFile file) {
   std::lock_guard<std::mutex> lock(mutex_);
-  int64_t& number = numbers_.emplace(KeyOf(file.format, file.name), -1).first->second;
-  if (number < 0 || !(files_[number]->state == file.state)) {
-    if (number >= 0) {  // the former state, for its tickets, which need no places
-      const RecordFile& was = *files_[number];
-      files_[number] = std::make_shared<const RecordFile>(
-          RecordFile{number, was.name, was.format, was.state, {}, {}, was.problem, was.problem_offset});
-    }
-    number = static_cast<int64_t>(files_.size());
-    files_.emplace_back();
+  int64_t& number = numbers_.emplace(KeyOf(file.format, file.name), file.number).first->second;
+  if (number != file.number) {  // the former state stays, for its tickets, which need no places
+    const RecordFile& was = *files_[number];
+    files_[number] = std::make_shared<const RecordFile>(
+        RecordFile{number, was.name, was.format, was.state, {}, {}, was.problem, was.problem_offset});
+    number = file.number;
   }
-  file.number = number;
+  if (number >= static_cast<int64_t>(files_.size())) files_.resize(number + 1);
   files_[number] = std::make_shared<const RecordFile>(std::move(file));
-  return number;
 }
 
 std::shared_ptr<const RecordFile> RecordFiles::Find(RecordFormat format, const std::string& name) const {

@@ -52,15 +52,15 @@ struct RecordFile {
 // tickets of the file before are never read from the new one.
 class RecordFiles {
  public:
-  // Adds or replaces a file and returns its number.
-  int64_t Put(RecordFile file);
+  // Adds a file, or replaces the index of its number. The number is Python's, because all ranks have the same.
+  void Put(RecordFile file);
   // A file by its name or number; null if it is not indexed.
   std::shared_ptr<const RecordFile> Find(RecordFormat format, const std::string& name) const;
   std::shared_ptr<const RecordFile> Get(int64_t number) const;
 
  private:
   mutable std::mutex mutex_;
-  std::vector<std::shared_ptr<const RecordFile>> files_;
+  std::vector<std::shared_ptr<const RecordFile>> files_;  // by number; null: no file has it
   std::unordered_map<std::string, int64_t> numbers_;
 };
 

@@ -238,11 +238,12 @@ MATEX_EXPORT void matex_records_take(FoundRecords* found, int64_t* offsets, int6
   delete found;
 }
 
-// Adds a file and its index; returns its number. See `RecordFile`.
-MATEX_EXPORT int64_t matex_records_put(const char* name, int format, int64_t size, int64_t mtime_ns, int64_t count,
-                                       const int64_t* offsets, const int64_t* lengths, int code, const char* problem,
-                                       int64_t problem_offset) {
+// Adds a file and its index. See `RecordFile`.
+MATEX_EXPORT void matex_records_put(int64_t number, const char* name, int format, int64_t size, int64_t mtime_ns,
+                                    int64_t count, const int64_t* offsets, const int64_t* lengths, int code,
+                                    const char* problem, int64_t problem_offset) {
   RecordFile file;
+  file.number = number;
   file.name = name;
   file.format = static_cast<RecordFormat>(format);
   file.state.size = size;
@@ -251,7 +252,7 @@ MATEX_EXPORT int64_t matex_records_put(const char* name, int format, int64_t siz
   file.lengths.assign(lengths, lengths + count);
   file.problem = {code, problem};
   file.problem_offset = problem_offset;
-  return TheRecordFiles().Put(std::move(file));
+  TheRecordFiles().Put(std::move(file));
 }
 
 // `ReadBytes` (files.h).
