@@ -615,6 +615,8 @@ OPEN = {
     "norms": lambda x, y, codes: (raw("EuclideanNorm", tf.complex(x, y), [0]), raw("EuclideanNorm", codes, [0])),
     "the contrast of a single image": lambda floats: tf.image.adjust_contrast(floats[:, 0], 0.7),
     "a diagonal of rows": lambda c: raw("Einsum", [c], equation="i->ii"),
+    "no numbers of rows": lambda x: [
+        combine(tf.shape(x)[0], tf.zeros([0], tf.int32)) for combine in (tf.multiply, tf.maximum)],
     "at least one": lambda x: tf.maximum(tf.shape(x)[0] * tf.stack([-1, unknown(0)]), 1),
     "shapes in a list": _listed_shapes,
     "lists of extremes and shapes, added up": _add_lists,
