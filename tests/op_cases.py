@@ -79,6 +79,13 @@ def _listed_shapes(x):
     return shapes.stack()[0], shapes.concat(), shapes.gather([1]), tf.zeros(shapes.read(0))
 
 
+def _list_no_shapes(x):
+    shapes = tf.TensorArray(tf.int32, 0, dynamic_size=True)
+    _, shapes = tf.while_loop(lambda turn, _: turn < unknown(0), lambda turn, made: (
+        turn + 1, made.write(turn, tf.shape(x))), [0, shapes])  # fmt: skip
+    return shapes.stack()
+
+
 def _add_lists(x, y):
     """Lists of extremes and of shapes, added up as gradients are; and zeros in place of shapes."""
     empty = [raw("EmptyTensorList", [-1], 1, element_dtype=dtype) for dtype in (tf.float64, tf.int32)]
@@ -615,8 +622,11 @@ OPEN = {
     "norms": lambda x, y, codes: (raw("EuclideanNorm", tf.complex(x, y), [0]), raw("EuclideanNorm", codes, [0])),
     "the contrast of a single image": lambda floats: tf.image.adjust_contrast(floats[:, 0], 0.7),
     "a diagonal of rows": lambda c: raw("Einsum", [c], equation="i->ii"),
+    "no numbers of rows": lambda x: [
+        combine(tf.shape(x)[0], tf.zeros([0], tf.int32)) for combine in (tf.multiply, tf.maximum)],
     "at least one": lambda x: tf.maximum(tf.shape(x)[0] * tf.stack([-1, unknown(0)]), 1),
     "shapes in a list": _listed_shapes,
+    "no shapes in a list": _list_no_shapes,
     "lists of extremes and shapes, added up": _add_lists,
     "the single row that a mask chooses, squeezed": lambda x, c: tf.squeeze(
         tf.boolean_mask(x, c >= tf.reduce_max(c))),

@@ -98,16 +98,22 @@ def _prepare_sizes(tensor: Any, placement: Placement) -> Prepared:
 def _prepare_list(copy: Any, value: Value, tensor: Any) -> Prepared:
     """Exchanges all items of a list as one tensor."""
     item, dtype = value.placement.item or WHOLE, value.placement.dtype  # no item: the list is empty
-    stacked = tf.raw_ops.TensorListStack(input_handle=tensor, element_shape=-1, element_dtype=dtype)
-    if item.kind == PARTIAL:
-        inner = Prepared([Request(item.reduction, stacked)], lambda results: results[0])
-    elif item.kind == SIZES:
-        inner = Prepared([], lambda _: copy.make_sizes_whole(stacked, item))
-    else:
-        inner = _prepare_rows(copy, stacked, item.axis + 1, item.rows)  # axis 0 of the stack numbers the items
 
-    def finish(results: Sequence[Any]) -> Any:
-        whole = inner.finish(results)
+    def stack() -> Any:
+        return tf.raw_ops.TensorListStack(input_handle=tensor, element_shape=-1, element_dtype=dtype)
+
+    def unstack(whole: Any) -> Any:
         return tf.raw_ops.TensorListFromTensor(tensor=whole, element_shape=tf.shape(whole)[1:])
 
-    return Prepared(inner.requests, finish)
+    def make_sizes_whole() -> Any:
+        return unstack(copy.make_sizes_whole(stack(), item))
+
+    if item.kind == SIZES:  # without a collective; of a list without items the op `stack` does not know the shape
+        has_items = tf.raw_ops.TensorListLength(input_handle=tensor) > 0
+        return Prepared([], lambda _: tf.cond(has_items, make_sizes_whole, lambda: tf.identity(tensor)))
+    stacked = stack()
+    if item.kind == PARTIAL:
+        inner = Prepared([Request(item.reduction, stacked)], lambda results: results[0])
+    else:
+        inner = _prepare_rows(copy, stacked, item.axis + 1, item.rows)  # axis 0 of the stack numbers the items
+    return Prepared(inner.requests, lambda results: unstack(inner.finish(results)))

@@ -145,8 +145,9 @@ def _combine_sizes(node: Node, combine: Callable[[Size, Size], Size | None]) -> 
     length = max(map(len, terms))
     # A single number is broadcast against a vector.
     first, second = (sizes * length if len(sizes) == 1 else sizes for sizes in terms)
+    require(len(first) == len(second))  # a number and an empty vector give an empty vector
     # `Size()`: a number that is equal on all ranks.
-    combined = [combine(a, b) if a.rows or b.rows else Size() for a, b in zip(first, second, strict=True)]
+    combined = [combine(a, b) if a.rows or b.rows else Size() for a, b in zip(first, second)]
     return node.decide([None, None], make_sizes(list(map(require_known, combined))))
 
 
