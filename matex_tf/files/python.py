@@ -172,7 +172,7 @@ def _wrap_temporary(original: Any) -> Any:
         key = functions.find_key(folder)
         with real_files.use_real_files():
             view = overlay.get_own_view()
-            if key is None or view.locate_lower(key) == key:
+            if key is None or view.is_folder_of_disk(key):
                 result = original(*args, **kwargs)
                 view.exclude_path(os.fsdecode(result[1] if isinstance(result, tuple) else result))
                 return result

@@ -115,6 +115,17 @@ class View(Layers):
         """Whether this rank may see `key`, created by rank 0 ahead of it: a script that uses ranks may wait for it."""
         return world.script_knows_ranks and not self.is_hidden(key)
 
+    def is_folder_of_disk(self, key: str) -> bool:
+        """Whether the folder `key`, as this rank sees it, is the one on the disk; the upper layer may have more files.
+
+        Also a folder that this rank has removed and created again, once files in it were saved for all (`show_file`):
+        by then rank 0 had created the folder on the disk again.
+        """
+        if not os.path.isdir(key):  # the disk is read before the notes, as in `locate_lower`
+            return False
+        has_shown = any(key in journal_reader.list_parents(path) for path in self._shown)
+        return self.locate_lower(key) == key or (has_shown and self.notes.find_before(key) is None)
+
     def locate_for_child(self, key: str) -> str:
         """The real path of `key` for a process that does not use the view, such as a command: in the upper layer for
 

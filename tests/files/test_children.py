@@ -63,7 +63,16 @@ shutil.rmtree(own)
 # Rank 0 comes to the end of the script long before the others, to whom what it makes there is new.
 if matex_tf.rank() > 0:
     time.sleep(2)
+else:
+    os.mkdir("of_rank_0")
 assert not os.path.exists("last")
+os.chdir("of_rank_0")  # a script that asks for its rank may wait for what another rank makes
+os.chdir(start)
+try:
+    os.chdir("before/inner.txt/no_folder")
+    raise AssertionError("no such folder")
+except NotADirectoryError as error:
+    assert error.filename == "before/inner.txt/no_folder"
 os.makedirs("last/of/all")
 """
 
