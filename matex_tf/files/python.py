@@ -179,3 +179,16 @@ def _wrap_temporary(original: Any) -> Any:
         return original(*args, **kwargs)
 
     return make
+
+
+_REMOVAL = "close" if sys.version_info < (3, 12) else "cleanup"  # the method that removes a `NamedTemporaryFile`
+
+
+@HOOKS.replace("tempfile", f"_TemporaryFileCloser.{_REMOVAL}", _IF_HOOK_MISSING, takes="unlink")
+def _wrap_removal(original: Any) -> Any:
+    """The default of `unlink` is the original function, which finds no file that the view handles."""
+
+    def remove(self, *args, **kwargs):
+        return original(self, *args, **{"unlink": os.unlink, **kwargs})
+
+    return remove
