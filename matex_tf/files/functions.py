@@ -381,13 +381,17 @@ def wrap_chdir(original: Any) -> Any:
 
 
 def _change_folder(original: Any, view: Any, key: str, path: Any) -> None:
+    """`os.chdir` to the folder `key` in this rank's view; errors name `path`."""
     with real_files.use_real_files():
-        if view.locate_lower(key) == key and os.path.isdir(key):
-            return original(key)  # on the disk, also for code outside Python
-        if not view.is_folder(key):
-            raise make_error(errno.ENOTDIR if view.exists(key) else errno.ENOENT, path)
-        view.stop_caching(key)  # a process that is started there may create files
-        return original(view.ensure_folder(key))
+        # On the disk if possible, also for code outside Python.
+        place = key if view.is_folder_of_disk(key) else view.locate_readable(key)
+        try:
+            if place != key and os.path.isdir(place):
+                view.stop_caching(key)  # a process that is started there may create files
+                place = view.ensure_folder(key)
+            return original(place)
+        except OSError as error:
+            raise type(error)(error.errno, error.strerror, path) from None
 
 
 def wrap_fchdir(original: Any) -> Any:

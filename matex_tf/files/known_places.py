@@ -79,6 +79,10 @@ class KnownPlaces:
         self._lock = threading.Lock()
         self._is_in_child = True
 
+    def has_child_changed(self) -> bool:
+        """Whether a child process of the rank has created or removed a file so far."""
+        return bool(self._child_time[0])
+
     def forget_places(self) -> None:
         """Clear the cache: files were created or removed, or are about to be."""
         with self._lock:

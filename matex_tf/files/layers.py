@@ -29,11 +29,9 @@ class Layers:
     root: the folder of the upper layer: the file of a key is at `root + key`.
     notes: the journal, which has rank 0's notes.
     hidden: the keys that this rank has removed.
-    used: the upper layer may have files.
-    has_links: symbolic links of this rank may differ from those of the disk: the upper layer may have some, with the
-        targets that the script has given, or this rank has removed some.
     is_left: this rank has left the layers and uses the real files: rank 0 was lost, and this rank has become the first.
     known: the cache of locations.
+    _used, _has_links: `used` and `has_links` by changes of this process.
     _shown: keys that this rank had removed or written, and that were then saved on the disk for all ranks. They are
         visible again, also in a hidden folder.
     _excluded: paths that the view does not handle.
@@ -46,8 +44,8 @@ class Layers:
         self.notes = notes
         self.hidden: set[str] = set()
         self._shown: set[str] = set()
-        self.used = False
-        self.has_links = False
+        self._used = False
+        self._has_links = False
         self.is_left = False
         self._excluded = {
             *journal_reader.SYSTEM,
@@ -60,6 +58,18 @@ class Layers:
         self.known = known_places.KnownPlaces(folder, self.find_key, self._list_places, self._is_through_link)
         notes.on_new_notes = self.known.forget_places
         self._uncached: set[str] = set()
+
+    @property
+    def used(self) -> bool:
+        """Whether the upper layer may have files."""
+        return self._used or self.known.has_child_changed()
+
+    @property
+    def has_links(self) -> bool:
+        """Whether symbolic links of this rank may differ from those of the disk: the upper layer may have some, with
+        the targets that the script has given, or this rank has removed some.
+        """
+        return self._has_links or self.known.has_child_changed()
 
     def find_key(self, path: Any, follow: bool = True) -> str | None:
         """The key of `path`; None if the view does not handle it. `follow`: replace a final link by its target."""

@@ -172,10 +172,23 @@ def _wrap_temporary(original: Any) -> Any:
         key = functions.find_key(folder)
         with real_files.use_real_files():
             view = overlay.get_own_view()
-            if key is None or view.locate_lower(key) == key:
+            if key is None or view.is_folder_of_disk(key):
                 result = original(*args, **kwargs)
                 view.exclude_path(os.fsdecode(result[1] if isinstance(result, tuple) else result))
                 return result
         return original(*args, **kwargs)
 
     return make
+
+
+_REMOVAL = "close" if sys.version_info < (3, 12) else "cleanup"  # the method that removes a `NamedTemporaryFile`
+
+
+@HOOKS.replace("tempfile", f"_TemporaryFileCloser.{_REMOVAL}", _IF_HOOK_MISSING, takes="unlink")
+def _wrap_removal(original: Any) -> Any:
+    """The default of `unlink` is the original function, which finds no file that the view handles."""
+
+    def remove(self, *args, **kwargs):
+        return original(self, *args, **{"unlink": os.unlink, **kwargs})
+
+    return remove

@@ -28,16 +28,11 @@ class View(Layers):
     def __init__(self, folder: str, notes: journal.Journal):
         super().__init__(folder, notes)
         self._limit = private_folder.Limit(self.root)
-        os.register_at_fork(before=self._expect_child)
-
-    def _expect_child(self) -> None:
-        """Before the start of a child process, which may make files and links in the upper layer."""
-        self.used = self.has_links = True
-        self._limit.start_watching()
+        os.register_at_fork(before=self._limit.start_watching)  # for files of the child process
 
     def share_with_child(self) -> dict[str, Any]:
-        """Return the arguments of `adopt` for a child process that is not forked."""
-        self._expect_child()
+        """Return the arguments of `adopt` for a child process that is not forked, and may make files."""
+        self._limit.start_watching()
         folder = os.path.dirname(self.root)
         return {
             "folder": folder, "notes": self.notes.describe(), "hidden": self.hidden, "shown": self._shown,
@@ -49,7 +44,7 @@ class View(Layers):
         """In a child process: the view of the rank that has started the process, from its `share_with_child`."""
         view = cls(folder, journal.Journal.adopt(**notes))
         view.hidden, view._shown, view._excluded = hidden, shown, excluded
-        view.used = view.has_links = True
+        view._used = view._has_links = True
         view._limit.stop_watching()  # the rank watches the size of the folder
         view.known.note_child()
         return view
@@ -115,6 +110,17 @@ class View(Layers):
         """Whether this rank may see `key`, created by rank 0 ahead of it: a script that uses ranks may wait for it."""
         return world.script_knows_ranks and not self.is_hidden(key)
 
+    def is_folder_of_disk(self, key: str) -> bool:
+        """Whether the folder `key`, as this rank sees it, is the one on the disk; the upper layer may have more files.
+
+        Also a folder that this rank has removed and created again, once files in it were saved for all (`show_file`):
+        by then rank 0 had created the folder on the disk again.
+        """
+        if not os.path.isdir(key):  # the disk is read before the notes, as in `locate_lower`
+            return False
+        has_shown = any(key in journal_reader.list_parents(path) for path in self._shown)
+        return self.locate_lower(key) == key or (has_shown and self.notes.find_before(key) is None)
+
     def locate_for_child(self, key: str) -> str:
         """The real path of `key` for a process that does not use the view, such as a command: in the upper layer for
 
@@ -141,7 +147,7 @@ class View(Layers):
         The caller opens this path for writing, which may create the file, and then calls `confirm_written`. keep: the
         file first has the present content of `key`. exclusive: the caller may create a file, but not change one.
         """
-        self.used = True
+        self._used = True
         self._limit.start_watching()
         if self.is_own(key):
             return self.locate_upper(key)
@@ -209,7 +215,7 @@ class View(Layers):
                 with contextlib.suppress(FileExistsError):  # another thread was faster
                     os.mkdir(self.locate_upper(path))
                 self.known.update_place(path)
-        self.used = True
+        self._used = True
         return self.locate_upper(key)
 
     def make_folder(self, key: str, mode: int = 0o777) -> None:
@@ -272,7 +278,7 @@ class View(Layers):
         elif os.path.lexists(upper):
             os.unlink(upper)
         if has_contents:
-            self.has_links = True  # a removed link, or one in a removed folder, may still be on the disk
+            self._has_links = True  # a removed link, or one in a removed folder, may still be on the disk
             self.known.forget_places()
         else:
             self.known.update_place(key)
@@ -302,7 +308,7 @@ class View(Layers):
         """Create the symbolic link `key` in the upper layer."""
         self.ensure_folder(os.path.dirname(key))
         os.symlink(target, self.locate_upper(key))
-        self.has_links = True
+        self._has_links = True
         self.known.forget_places()  # also of what lies behind the link
 
     def move_file(self, source: str, target: str) -> None:

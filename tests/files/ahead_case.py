@@ -78,6 +78,13 @@ def replace_by_temporary(names, text):
         raise
 
 
+def use_temporary(names, text):
+    """A temporary file that its closing removes."""
+    with tempfile.NamedTemporaryFile("w", dir=names[0]) as file:
+        found = os.path.dirname(file.name) == os.path.realpath(names[0]), os.path.isfile(file.name)
+    return found, os.path.exists(file.name), sorted(os.listdir(names[0]))
+
+
 def work_in(names, text):
     os.chdir(names[0])
     return os.path.basename(os.getcwd()), sorted(os.listdir())
@@ -121,6 +128,7 @@ KINDS = {
     "link to absolute": lambda names, text: os.symlink(os.path.abspath(names[1]), names[0]),
     "relink": relink,
     "replace by temporary": replace_by_temporary,
+    "use temporary": use_temporary,
     "work in": work_in,
     "readlink": lambda names, text: os.path.basename(os.readlink(names[0])),
     "is link": lambda names, text: os.path.islink(names[0]),
@@ -163,6 +171,7 @@ class Player:
 def installed():
     """Python's functions on files as they are alone and on rank 0, and as on another."""
     places = [*python.REPLACED, (tempfile, "mkdtemp"), (tempfile, "_mkstemp_inner")]
+    places.append((tempfile._TemporaryFileCloser, "close" if sys.version_info < (3, 12) else "cleanup"))
     sets = []
     for install in (lambda: None, python.install_view):
         install()

@@ -63,7 +63,16 @@ shutil.rmtree(own)
 # Rank 0 comes to the end of the script long before the others, to whom what it makes there is new.
 if matex_tf.rank() > 0:
     time.sleep(2)
+else:
+    os.mkdir("of_rank_0")
 assert not os.path.exists("last")
+os.chdir("of_rank_0")  # a script that asks for its rank may wait for what another rank makes
+os.chdir(start)
+try:
+    os.chdir("before/inner.txt/no_folder")
+    raise AssertionError("no such folder")
+except NotADirectoryError as error:
+    assert error.filename == "before/inner.txt/no_folder"
 os.makedirs("last/of/all")
 """
 
@@ -85,6 +94,7 @@ WORKERS = """
 import multiprocessing, os, shutil, sqlite3, sys, time
 import h5py
 import matex_tf
+from matex_tf.files import overlay
 from matex_tf.runtime import objects
 from matex_tf.world import world
 
@@ -105,6 +115,11 @@ if __name__ == "__main__":
     if world.get_world().rank == int(sys.argv[2]):
         time.sleep(1)
     if sys.argv[1] == "fork":  # before this process itself has written a file
+        if (child := os.fork()) == 0:
+            os._exit(0)
+        os.waitpid(child, 0)
+        view = overlay.get_view()
+        assert view is None or not view.used, "a child that changes no file makes no later call slow"
         if (child := os.fork()) == 0:
             os.mkdir("by_child")
             os.symlink("by_child", "link")

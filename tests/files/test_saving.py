@@ -36,7 +36,7 @@ def test_what_is_saved_under_ranks_is_what_is_saved_alone(tmp_path, ranks, legac
 
 
 OWN_FOLDERS = """
-import os
+import os, shutil
 import tensorflow as tf
 import matex_tf
 
@@ -55,10 +55,20 @@ assert variable.numpy() == 5.0
 os.symlink(folder, "latest")
 assert os.path.exists(checkpoint.write("latest/last") + ".index")
 assert "last.index" in os.listdir(folder)
+
+shutil.rmtree("again")  # made again, the folder has files of the rank, and of rank 0
+os.mkdir("again")
+open("again/own.txt", "w").close()
+checkpoint.write("again/saved")
+os.chdir("again")
+checkpoint.read("saved").assert_consumed()
+os.chdir("..")
+shutil.rmtree("again")
 """
 
 
 def test_each_rank_finds_what_it_saves_in_a_folder_of_another_name(tmp_path):
+    (tmp_path / "again").mkdir()
     launch.run(2, OWN_FOLDERS, module=False, cwd=tmp_path).check()
     (folder,) = (path for path in tmp_path.iterdir() if not path.is_symlink())
     kept = ["kept", "kept/checkpoint", "kept/ckpt-2.data-00000-of-00001", "kept/ckpt-2.index"]

@@ -274,8 +274,8 @@ seen.append(["matching", len(tf.io.matching_files(["out/gfile/o*.txt", "out/gfil
 @tf.function
 def write_at(number):
     path = tf.strings.join(["out/gfile/computed-", tf.strings.as_string(number)])
-    tf.io.write_file(path, str(rank))
-    return tf.io.read_file(path)
+    with tf.control_dependencies([tf.io.write_file(path, str(rank))]):  # TensorFlow does not order them by itself
+        return tf.io.read_file(path)
 
 
 assert write_at(tf.constant(3)) == str(rank)
