@@ -92,7 +92,8 @@ class DataSet:
 
         self._together(check_arguments, self._name, describe=str, difference="have different arguments")
         self._normalize = normalize
-        self._reshuffle_seed = seed if reshuffle and self.size > 1 else None
+        self._order_seed = seed if reshuffle else None
+        self._reshuffle_seed = self._order_seed if self.size > 1 else None  # one rank exchanges no rows
         ranks = Ranks() if self._alone else Ranks(here.rank, here.size, here.hosts or [here.host])
         cut = opening.Cut((validation_fraction, test_fraction, split), window, horizon)
         self._source: Source = opening.open_source(
@@ -222,9 +223,9 @@ class DataSet:
         )
         deal = self._deals[part]
         doing = f"streaming from {self._name}"
-        redeal_seed = self._reshuffle_seed if part == "training" else None
-        redeal = redeal_seed is not None  # in each epoch, ranks read other blocks
-        seed = redeal_seed if seed is None else seed
+        redeal = self._reshuffle_seed is not None and part == "training"  # in each epoch, ranks read other blocks
+        if seed is None and part == "training":
+            seed = self._order_seed
         if seed is None:
             seeds = self._together.gather(lambda: int(np.random.SeedSequence().generate_state(1)[0]), doing)
             seed = seeds[0]  # all ranks use the seed of rank 0

@@ -137,8 +137,8 @@ def _batch_windows(dataset: Any, inner: Deferred, is_padded: bool) -> Deferred:
         def work(*row: Any) -> Any:
             return pack(inner.spec, inner.compute(flatten_element(inner.tickets.element_spec, row), None))
 
-        rows = map_dataset(rows, work, num_parallel_calls=_count_workers()) if inner.is_work else rows
-        batch = batch_rows(rows, batch_slice.count)
+        # Without work, too: the tensors of a ticket may have another order and structure than those of a row.
+        batch = batch_rows(map_dataset(rows, work, num_parallel_calls=_count_workers()), batch_slice.count)
         return flatten(batch.element_spec, batch.get_single_element())
 
     def digest(ticket: Tensors) -> Any:

@@ -69,7 +69,30 @@ def rows_are_seen_before_they_are_batched():
 def the_rank_of_a_row_is_unknown():
     by_python = NUMBERS.map(lambda i: tf.numpy_function(lambda one: np.full(3, one / 2), [i], tf.float64)).map(tf.sin)
     by_ops = NUMBERS.map(lambda i: tf.io.parse_tensor(tf.io.serialize_tensor(double(i)), tf.float64))
-    return see(by_python.batch(4), 2) + see(by_ops.batch(4).cache(), 2)
+    mixed = tf.data.Dataset.zip((by_python, NUMBERS)).batch(4)
+    known = mixed.map(lambda x, i: (tf.ensure_shape(x, [None, 3]), i))
+    return see(by_python.batch(4), 2) + see(by_ops.batch(4).cache(), 2) + see(mixed, 2) + see(known, 2)
+
+
+@case
+def rows_without_work_have_another_structure_than_their_tickets():
+    vectors = tf.data.Dataset.from_generator(
+        lambda: (np.full(3, i) for i in range(23)), output_signature=tf.TensorSpec([None], tf.int64)
+    )
+    by_name = tf.data.Dataset.zip({"rows": vectors, "number": NUMBERS})
+    by_place = tf.data.Dataset.zip((vectors, vectors.skip(1), NUMBERS)).map(lambda one, other, i: (other, one, i))
+
+    def double_number(row):
+        return {**row, "number": row["number"] * 2}
+
+    def double_last(one, other, i):
+        return one, other, i * 2
+
+    return [
+        see(by_name.padded_batch(4).map(double_number), 2),
+        see(by_place.batch(4).map(double_last), 2),
+        see(by_place.padded_batch(4).map(double_last), 2),
+    ]
 
 
 @case

@@ -371,6 +371,28 @@ def test_cached_tickets_are_not_read_from_a_file_that_another_replaces(tmp_path)
         list(cached.as_numpy_iterator())
 
 
+@pytest.mark.parametrize("replaces", [False, True])
+def test_tickets_are_not_read_from_another_file_of_the_same_size_and_time(tmp_path, replaces):
+    path = tmp_path / "file"
+    path.write_bytes(b"ab\nc\n")
+    os.utime(path, (1, 1))
+    dataset = L([str(path)])
+    found = records.make_tickets(dataset)
+    cached = found.tickets.cache().map(found.read)
+    assert list(cached.as_numpy_iterator()) == [b"ab", b"c"]
+    path.chmod(0o600)
+    records.make_tickets(dataset)
+    assert list(cached.as_numpy_iterator()) == [b"ab", b"c"]
+    other = tmp_path / "other" if replaces else path
+    other.write_bytes(b"a\nbc\n")
+    os.utime(other, (1, 1))
+    other.replace(path)
+    records.make_tickets(dataset)
+    assert give(found) == [b"a", b"bc"]
+    with pytest.raises(tf.errors.FailedPreconditionError, match="has changed"):
+        list(cached.as_numpy_iterator())
+
+
 def test_a_file_that_grows_while_it_is_indexed_is_an_error(tmp_path):
     path = Path(write_tfrecord(tmp_path / "file", [b"one"]))
     state = path.stat()

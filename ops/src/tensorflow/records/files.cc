@@ -45,8 +45,9 @@ void RecordFiles::Put(RecordFile file) {
   int64_t& number = numbers_.emplace(KeyOf(file.format, file.name), file.number).first->second;
   if (number != file.number) {  // the former state stays, for its tickets, which need no places
     const RecordFile& was = *files_[number];
+    const bool is_lost = was.state == file.state && (was.offsets != file.offsets || was.lengths != file.lengths);
     files_[number] = std::make_shared<const RecordFile>(
-        RecordFile{number, was.name, was.format, was.state, {}, {}, was.problem, was.problem_offset});
+        RecordFile{number, was.name, was.format, was.state, {}, {}, was.problem, was.problem_offset, is_lost});
     number = file.number;
   }
   if (number >= static_cast<int64_t>(files_.size())) files_.resize(number + 1);
@@ -142,6 +143,10 @@ void OpenFiles::Keep(int64_t number, std::shared_ptr<const OpenFile> file) {
 }
 
 std::shared_ptr<const OpenFile> OpenFiles::Open(const RecordFile& file, Problem* problem) {
+  if (file.is_lost) {
+    *problem = MakeChangedProblem(file.state, file.state);
+    return nullptr;
+  }
   std::shared_ptr<const OpenFile> open = Find(file.number);
   if (open != nullptr && open->State() == file.state) return open;
   // No file is open, or the open one is not in the state of the index, which may be of a newer file with this name.

@@ -46,6 +46,7 @@ struct RecordFile {
   std::vector<int64_t> offsets, lengths;  // empty for records of fixed length
   Problem problem;                        // why nothing can be read after these records; code 0: all can be read
   int64_t problem_offset = 0;             // where, in bytes
+  bool is_lost = false;                   // a file of the same name and state has other records: nothing can be read
 };
 
 // All indexed files of this process, by number, and by format and name. A file that has changed gets a new number, so
