@@ -43,11 +43,22 @@ FileState FileState::Of(const struct stat& found) {
 void RecordFiles::Put(RecordFile file) {
   std::lock_guard<std::mutex> lock(mutex_);
   int64_t& number = numbers_.emplace(KeyOf(file.format, file.name), file.number).first->second;
-  if (number != file.number) {  // the former state stays, for its tickets, which need no places
-    const RecordFile& was = *files_[number];
-    const bool is_lost = was.state == file.state && (was.offsets != file.offsets || was.lengths != file.lengths);
-    files_[number] = std::make_shared<const RecordFile>(
-        RecordFile{number, was.name, was.format, was.state, {}, {}, was.problem, was.problem_offset, is_lost});
+  if (number != file.number) {
+    const std::shared_ptr<const RecordFile> was = files_[number];
+    const auto drop_places = [&](int64_t former, bool is_lost) {  // the state stays, for tickets, which need no places
+      files_[former] = std::make_shared<const RecordFile>(
+          RecordFile{former, was->name, was->format, was->state, {}, {}, was->problem, was->problem_offset, is_lost});
+    };
+    drop_places(number, false);
+    if (was->state == file.state && (was->offsets != file.offsets || was->lengths != file.lengths)) {
+      for (size_t other = 0; other < files_.size(); ++other) {  // former files of this name and state
+        const RecordFile* const former = files_[other].get();
+        if (former != nullptr && former->format == was->format && former->name == was->name &&
+            former->state == was->state) {
+          drop_places(static_cast<int64_t>(other), true);
+        }
+      }
+    }
     number = file.number;
   }
   if (number >= static_cast<int64_t>(files_.size())) files_.resize(number + 1);
