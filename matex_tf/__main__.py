@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> None:
     if os.path.isdir(script) and not os.path.exists(os.path.join(script, "__main__.py")):
         raise SystemExit(f"python -m matex_tf: expected a script; {script!r} is a folder without __main__.py")
     sys.argv = list(arguments)
-    # The first folder of the path is the current one, for `-m`. For a script it is the folder of the script.
+    # With `-m`, Python has put the current folder first in the path; for `python script.py` it is the script's folder.
     sys.path[0] = os.path.dirname(os.path.abspath(script))
     with _keep_exit_code():
         runpy.run_path(os.path.abspath(script), run_name="__main__")
@@ -41,11 +41,13 @@ def main(arguments: list[str]) -> None:
 
 @contextlib.contextmanager
 def _keep_exit_code() -> Iterator[None]:
-    """Context of the script: records the exit code of the SystemExit that ends it, and of no other that it catches."""
+    """A context in which the script runs. Records the exit code of the SystemExit that ends the script; a SystemExit
+    that the script catches has no effect.
+    """
     exit_codes.mark_watched()
     try:
         yield
-        exit_codes.remember_exit_code(None)
+        exit_codes.remember_exit_code(None)  # no SystemExit has ended the script
     except SystemExit as end:
         exit_codes.remember_exit_code(end.code)
         raise
@@ -56,7 +58,7 @@ def _has_module(module: str) -> bool:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError as error:
         if not f"{module}.".startswith(f"{error.name}."):
-            raise  # one of its parent packages imports a module that is missing
+            raise  # the missing module is another one, which a parent package of `module` imports
     except (ValueError, ImportError):
         pass  # a name that no module can have
     return False

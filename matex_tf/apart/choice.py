@@ -1,8 +1,8 @@
-"""Whether the user has chosen a strategy by which ranks train by themselves, and the reasons why they cannot.
+"""Tells whether the user has chosen the strategy `async` or `local`, and the reason why the ranks cannot train by it.
 
-The strategies are `async`, in which each rank trains whole batches, and `local`, in which each rank trains some
-steps on its own rows. If there is a reason against one, the ranks train together, as with MATEX_STRATEGY=allreduce, and
-`report_fallback` tells the user.
+With `async`, each rank trains whole batches, on weights in shared memory. With `local`, each rank trains some steps on
+its own rows, with its own weights, and then the ranks average the weights. If there is a reason against the chosen
+strategy, the ranks train as with MATEX_STRATEGY=allreduce, and `report_fallback` tells the user.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def report_fallback(strategy: str, what: str, why: str) -> None:
 
 
 def name_step(plan: Any) -> str:
-    """The name of a step for messages. `plan` is from `events.step_trained`: None for a step without a plan."""
+    """The name of a step for messages. `plan`: the argument of `events.step_trained`; None for a step without one."""
     return "a loop of the script's own" if plan is None else str(plan.place)
 
 

@@ -1,4 +1,4 @@
-"""The store (ops/src/engine/store): memory in which the ranks of one host train a model together (`turns`).
+"""The store (ops/src/engine/store): memory in which the ranks of one host train a model (see `turns`).
 
 A process has one store at most. It holds the values of variables, and the progress of each rank: the batches of an
 epoch have numbers, and each rank takes the next number. A rank begins a batch only while the oldest batch in training
@@ -22,12 +22,16 @@ ALIGNED = 64
 
 
 def pad_bytes(size: int) -> int:
-    """`size` rounded up to a multiple of `ALIGNED`, so that a tensor may follow."""
+    """`size` rounded up to a multiple of `ALIGNED`: what follows is aligned, too."""
     return -(-size // ALIGNED) * ALIGNED
 
 
 class TurnStatus(enum.IntEnum):
-    """The result of an attempt to begin a batch. END: no batch is left. NOT_YET: the rank has to wait."""
+    """The result of an attempt to begin a batch.
+
+    END: all batches are trained or given up, or training was stopped and no rank holds a batch.
+    NOT_YET: the rank has to wait, and calls `begin_batch` again. It may hold a batch that it must not train yet.
+    """
 
     TAKEN, END, NOT_YET = 0, 1, 2
 
@@ -37,17 +41,19 @@ class Turn(NamedTuple):
 
     status: TurnStatus
     batch: int
-    """The number of the batch, if it is taken."""
+    """The number of the batch, if the status is TAKEN; else -1."""
     oldest_rank: int
     """The rank that this rank waits for, which trains the oldest batch; -1 if it is unknown."""
 
 
 def make_store(size: int, batches: int, parts: int) -> bool:
-    """Create the store. Returns whether the ranks have one. Collective.
+    """Create the store. Returns False if the ranks cannot share memory: on several hosts, in separate containers, or if
+    memory is short. Raises SetupError if MPI fails. Collective.
 
     size: the bytes that ranks share.
     batches: the maximum number of batches in an epoch.
-    parts: the number of additions in a step, by which it changes the shared variables.
+    parts: the number of additions in a step, by which it changes the shared variables. For each, the store records how
+        much of it a rank has added, so that another rank can add the rest if the rank is lost.
     """
     exists, c = ctypes.c_int(), ops.get_library().c
     with objects.start_exchange("making the memory in which ranks train together"):
@@ -63,22 +69,24 @@ def drop_store() -> None:
 
 
 def view_variable(handle: Any, offset: int, writes: bool) -> None:
-    """Move the value of the variable with this handle to the store.
+    """Let the value of the variable with this handle be in the store from now on, `offset` bytes from its beginning.
 
-    offset: in bytes.
-    writes: whether the present value is written there; otherwise the variable takes the value in the store.
+    writes: whether the present value is first written there; otherwise the variable takes the value in the store.
     """
     ops.get_library().ops.matex_view(variable=handle, offset=offset, writes=writes)
 
 
 def deal_batches(first: int, count: int) -> None:
-    """Begin an epoch of batches `first` to `count`, exclusive. One rank calls this, while no rank has a batch."""
+    """Begin an epoch of `count` batches; batches before `first` count as trained.
+
+    One rank calls this, while no rank has a batch.
+    """
     ops.get_library().c.matex_store_deal(first, count)
 
 
 def begin_batch(bound: int, seconds: float) -> Turn:
     """Take the next batch, or the batch of a lost rank, unless this rank has one already. Wait until the batch may be
-    trained, for about `seconds` at most.
+    trained, for about `seconds` at most. After that (NOT_YET) the rank keeps a batch that it has taken.
 
     `bound`: the batch may be trained while the oldest batch in training is at most this many numbers behind.
     """
@@ -90,7 +98,8 @@ def begin_batch(bound: int, seconds: float) -> Turn:
 def end_batch(version: int) -> int:
     """Mark the batch of this rank as trained. Returns the number of batches trained by other ranks since it began.
 
-    `version`: alternately 0 and 1, for `read_version`.
+    `version`: the slot, 0 or 1 alternately, to which this rank has written its metrics after the batch (`rescue`). If
+    the rank is lost, another rank asks `read_version` for the slot that is complete.
     """
     return ops.get_library().c.matex_store_end(version)
 
@@ -121,7 +130,7 @@ def is_lost(rank: int) -> bool:
 
 
 def read_version(rank: int) -> int:
-    """The `version` of a rank's last call of `end_batch`; 1 if there is none."""
+    """The slot with a rank's metrics (`end_batch`) after its last trained batch; 1 if it has trained none."""
     return ops.get_library().c.matex_store_version(rank)
 
 

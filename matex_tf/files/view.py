@@ -3,7 +3,8 @@
 Only rank 0 changes the disk. Another rank writes its own files, which are in the upper layer. If it removes a file of
 the disk, the file stays there, and its key is hidden: this rank no longer sees it. The key of a file is its canonical
 absolute path, such as `/home/me/log.txt`. Its place in the upper layer is `root + key`, below the private folder.
-`Layers` describes all fields; `known` is its cache of locations, which each change here updates.
+`Layers` describes all fields, also `_shown`, `_used` and `_uncached`. Each change here updates `known`, its cache of
+locations.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ class View(Layers):
         os.register_at_fork(before=self._limit.start_watching)  # for files of the child process
 
     def share_with_child(self) -> dict[str, Any]:
-        """Return the arguments of `adopt` for a child process that is not forked, and may make files."""
+        """The arguments of `adopt`, for a child process that is not forked. From now on the size of the folder is
+        watched, because the child may make files.
+        """
         self._limit.start_watching()
         folder = os.path.dirname(self.root)
         return {
@@ -70,10 +73,11 @@ class View(Layers):
         return set(filter(os.path.lexists, keys))
 
     def adopt_disk(self, own: set[str], written: Container[str] = ()) -> None:
-        """Update this rank's files to the content of the disk, after a command on rank 0 has changed the disk.
+        """Give this rank's files the content of the disk, after a command on rank 0 has changed the disk.
 
-        The updated files stay in the upper layer, because rank 0 may change or remove the real files next. Files that
-        this rank has open are not updated, except for the keys in `written`, the output files of the command.
+        A file in `own` gets the content on the disk, and is removed if the disk no longer has it. It stays in the upper
+        layer, because rank 0 may change or remove the real file next. A file that this rank has open keeps its content,
+        unless it is in `written`, the output files of the command.
 
         `own`: the result of `list_own_on_disk` before the command.
         """
@@ -102,19 +106,22 @@ class View(Layers):
         place = self.locate_upper(key) if self.is_own(key) else self.locate_lower(key)
         if place is not None:
             return place
-        # For this rank `key` does not exist. If the disk has it, because rank 0 is ahead in the script, the caller
-        # gets a path of the upper layer, where no file is, and so the error of a missing file.
+        # For this rank `key` does not exist. The disk may have it: rank 0 is ahead, or this rank has removed it. Then
+        # the caller gets a path in the upper layer, where there is no file, so that opening it fails.
         return self.locate_upper(key) if os.path.lexists(key) and not self._may_use_new(key) else key
 
     def _may_use_new(self, key: str) -> bool:
-        """Whether this rank may see `key`, created by rank 0 ahead of it: a script that uses ranks may wait for it."""
+        """Whether this rank may see `key` if rank 0, which is ahead in the script, has created it.
+
+        A script that asks for its rank may let the other ranks wait for a file of rank 0.
+        """
         return world.script_knows_ranks and not self.is_hidden(key)
 
     def is_folder_of_disk(self, key: str) -> bool:
-        """Whether the folder `key`, as this rank sees it, is the one on the disk; the upper layer may have more files.
+        """Whether this rank sees the folder `key` of the disk; the upper layer may have more files in it.
 
-        Also a folder that this rank has removed and created again, once files in it were saved for all (`show_file`):
-        by then rank 0 had created the folder on the disk again.
+        Also true for a folder that this rank has removed, once files in it were saved for all ranks (`show_file`): they
+        are on the disk, so rank 0 has created the folder there again.
         """
         if not os.path.isdir(key):  # the disk is read before the notes, as in `locate_lower`
             return False
@@ -122,14 +129,17 @@ class View(Layers):
         return self.locate_lower(key) == key or (has_shown and self.notes.find_before(key) is None)
 
     def locate_for_child(self, key: str) -> str:
-        """The real path of `key` for a process that does not use the view, such as a command: in the upper layer for
+        """The real path of `key` for a process that does not use the view, such as a command.
+
+        The path is in the upper layer for
 
         - a file that this rank has written,
         - a folder whose files are all in the upper layer,
         - a missing file in a folder that is only in the upper layer, because the process may create the file.
 
-        Else the path on the disk, also for a folder with files of both layers: no real folder has all of them. A folder
-        that this rank has removed and created again has files of both if files were saved there for all (`show_file`).
+        Otherwise it is on the disk, also for a folder with files of both layers, of which the process then sees only
+        the files on the disk. Such a folder may be one that this rank has removed and created, if files in it were
+        then saved for all ranks (`show_file`).
         """
         folder = os.path.dirname(key)
         if not self.is_own(key):
@@ -151,7 +161,7 @@ class View(Layers):
         self._limit.start_watching()
         if self.is_own(key):
             return self.locate_upper(key)
-        # The caller creates the file later. So queries do not cache where it is until `confirm_written`.
+        # The caller creates the file after this call, so its location is not cached before `confirm_written`.
         self._uncached.add(key)
         self.known.update_place(key)
         lower = self.locate_lower(key)
@@ -188,13 +198,15 @@ class View(Layers):
     def leave_layers(self) -> None:
         """Use the real files from now on, because rank 0 was lost and this rank becomes the first.
 
-        The caller has written the contents of the upper layer to the disk. C++ code may have stored paths of the upper
-        layer, which must lead to the real files now. So `root` becomes a folder of links, such as `home` to `/home`.
+        The caller has already written the contents of the upper layer to the disk. C++ code may have stored paths below
+        `root`, such as `root + "/home/me/log.txt"`, which must lead to the real files now. So `root` becomes a folder
+        with a link to each entry of `/`, such as `home` to `/home`; the old folder is renamed.
         """
         self.is_left = True
         self._limit.stop_watching()
         self.return_to_disk()
-        # Not one link at `root` itself: a recursive listing follows a link where it starts, but no link below.
+        # `root` itself is no link to `/`, because a recursive listing that starts at a link follows it, and would list
+        # the whole disk. It does not follow the links in the folder.
         os.mkdir(links := f"{self.root}-links")
         for name in os.listdir(os.sep):
             os.symlink(os.sep + name, os.path.join(links, name))
@@ -245,7 +257,8 @@ class View(Layers):
         self._hide_key(key)
 
     def _find_mode(self, key: str) -> int | None:
-        """The mode of `key`, which is about to be removed; None if rank 0 has already removed it and kept no copy.
+        """The mode of `key`, which is about to be removed. None if it is unknown: rank 0 has already removed `key`,
+        which was too large to copy. The callers then do not check whether it is a folder.
 
         Raises:
             FileNotFoundError: `key` does not exist for this rank.
@@ -268,7 +281,8 @@ class View(Layers):
     def _hide_key(self, key: str, has_contents: bool = True) -> None:
         """Remove `key` from the upper layer, and hide it in the lower one.
 
-        has_contents: `key` may be a folder, or a link to one. Then the paths below `key` are gone, too.
+        has_contents: `key` may be a folder, or a link to one. Then paths below it are gone, too, and the whole cache is
+            cleared.
         """
         self._shown = {shown for shown in self._shown if key not in journal_reader.list_parents(shown)}
         self.hidden.add(key)

@@ -113,7 +113,7 @@ def find_complaints(facts: Facts) -> list[str]:
 
 
 def describe_other_mpi(mpirun: mpirun_command.Mpirun, library: Mapping[str, Any]) -> str:
-    """The problem that `mpirun` and the `library` that mpi4py loads are of different MPIs, with its fix; else ""."""
+    """If `mpirun` and the `library` that mpi4py loads are of different MPIs: that problem, with its fix; else ""."""
     if "error" in library or mpirun.fits(library["library"]):
         return ""
     family = mpirun_command.find_family(library["library"])
@@ -126,7 +126,7 @@ def describe_other_mpi(mpirun: mpirun_command.Mpirun, library: Mapping[str, Any]
 
 
 def format_hooks() -> str:
-    """The text of `matex info --hooks`: the replaced functions by library and module, and the loss without each."""
+    """The text of `matex info --hooks`: the functions that hooks replace, and the consequence if a hook is missing."""
     from matex_tf import patches
 
     # Names of functions by library, by module, and by the consequence of a missing hook.

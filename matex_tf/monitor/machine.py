@@ -1,4 +1,5 @@
-"""Samples the resources of this process and its host, from open files of /proc and /sys, in about 25 us.
+"""Samples the use of resources by this process and its host. Reads files of /proc and /sys, which stay open: a sample
+takes about 25 us.
 
 If a file is missing, the numbers from it are omitted.
 """
@@ -34,6 +35,7 @@ class Machine:
         members = Path(root, "sys/class/net").glob("*/master")
         self._excluded_devices = {b"lo", *(os.fsencode(path.parent.name) for path in members)}
         ports = Path(root, "sys/class/infiniband")
+        # These paths are absolute: `_open_file` does not put `root` before them again.
         self._received = [_open_file(root, str(path)) for path in ports.glob("*/ports/*/counters/port_rcv_data")]
         self._sent = [_open_file(root, str(path)) for path in ports.glob("*/ports/*/counters/port_xmit_data")]
 
@@ -43,7 +45,7 @@ class Machine:
         so far), `free` (available bytes), `rx` and `tx` (bytes so far).
         """
         sample: dict[str, float] = {"cpu": round(time.process_time(), 3)}
-        own_bytes = self._bytes_of_samples  # before the read of proc/self/io, which does not count itself
+        own_bytes = self._bytes_of_samples  # of earlier reads: proc/self/io does not count the read that returns it
         if text := self._read_file(self._reading):
             sample["read"] = parse_read_bytes(text) - own_bytes
         if text := self._read_file(self._memory):

@@ -1,6 +1,8 @@
 """Equal random numbers on all ranks for scripts without seeds: for initial weights, the order of data, and other draws.
 
-`agree_on_seeds` gives all ranks the generator states of rank 0. Scripts that set their seeds have equal states already.
+`agree_on_seeds` gives all ranks the states of rank 0's Python and NumPy generators, and a random number of rank 0, the
+entropy. From the entropy come the global seed of TensorFlow, and a child seed for each call of `default_rng()`. The
+ranks have to make these calls in the same order. What a script seeds itself is equal on all ranks already.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from matex_tf.runtime.hooks import Table, call_when_imported
 HOOKS = Table()
 
 _roots: list[np.random.SeedSequence] = []
-"""The seed sequence of NumPy generators that are created without a seed; empty before the ranks have agreed on it."""
+"""One seed sequence, of which each NumPy generator without a seed gets a child; none before the ranks have agreed."""
 
 
 class _AgreedSeed(int):
@@ -25,12 +27,12 @@ class _AgreedSeed(int):
 
 
 def agree_on_seeds(entropy: int | None = None) -> int:
-    """Copy the states of rank 0's Python and NumPy generators to all ranks, and agree on the entropy of TensorFlow's
-    generators and of NumPy generators without a seed. Returns the entropy. Collective.
+    """Copy the states of rank 0's Python and NumPy generators, and the entropy, to all ranks. Returns the entropy, from
+    which TensorFlow and NumPy generators without a seed are seeded. Collective.
 
-    Generators are as random as in the script alone.
+    Without seeds in the script, each new run draws other numbers, as the script alone does.
 
-    `entropy`: the entropy of a run that is resumed, which repeats its draws; None for a new run.
+    `entropy`: the entropy of a run that is resumed, which repeats its draws; None for a new run, which draws one.
     """
     own = (random.getstate(), np.random.get_state(), secrets.randbits(128) if entropy is None else entropy)
     python_state, numpy_state, entropy = objects.broadcast(own, "sending the states of random generators")
@@ -43,12 +45,14 @@ def agree_on_seeds(entropy: int | None = None) -> int:
 
 
 def count_spawned() -> int:
-    """The number of NumPy generators that were created without a seed."""
+    """The number of NumPy generators that this process has created without a seed so far."""
     return _roots[0].n_children_spawned if _roots else 0
 
 
 def spawn_from(number: int) -> None:
-    """Continue with number `number`, from 0, of the NumPy generators without a seed."""
+    """Count the next NumPy generator without a seed as number `number`, from 0. With an earlier result of
+    `count_spawned`, the generators after it repeat.
+    """
     _roots[:] = [
         np.random.SeedSequence(root.entropy, spawn_key=root.spawn_key, n_children_spawned=number) for root in _roots
     ]
@@ -66,10 +70,10 @@ def _seed_tensorflow(seed: int) -> None:
     "tensorflow.python.framework.random_seed", "get_seed", "random ops with a seed of their own draw other numbers"
 )
 def _wrap_get_seed(original: Any) -> Any:
-    """Keep the numbers of an op with a seed of its own in a script without a global seed.
+    """If the script sets no global seed, let an op with a seed of its own draw the numbers of the script alone.
 
-    TensorFlow combines the op's seed with its default global seed, so the op draws the same numbers in every run. For
-    such an op, this hook replaces the agreed global seed by the default one.
+    There TensorFlow combines the op's seed with its default global seed, so the op draws the same numbers in every run.
+    For such an op, this hook replaces the agreed global seed by the default one.
     """
 
     def get_seed(op_seed: int | None) -> Any:

@@ -1,12 +1,19 @@
 """Publishes weights of which each rank has updated a piece: through shared memory, or by messages.
 
-Every rank holds the whole weight, and must get the other ranks' pieces. Two ops do this. `matex_lend` lets a small
-variable, the piece, refer to this rank's piece of the weight, so that the step's own assignment changes the weight in
-place. `matex_publish` then brings the other pieces, of a group of weights at once:
+Every rank holds the whole weight, and must get the other ranks' pieces. For each weight there is a small variable, the
+piece, to which the step's own assignment is applied:
 
-- Ranks of one host keep the weights in shared memory, where a piece that one rank has changed needs no message. The
-  engine knows such a group of weights, a *holding*, by a number.
-- Ranks of several hosts send their pieces at the end of the step, or with overlap while the next step computes (later).
+- `x += value` and `x -= value` read the piece. So `matex_lend` first lets it refer to this rank's piece of the weight,
+  and the assignment changes the weight in place. If another tensor still uses the weight's value, the piece is a copy.
+- `x = value` reads nothing, so there is no `matex_lend`.
+
+`matex_publish` copies the piece into the weight, unless it is there already, and brings the other ranks' pieces. It
+does this for a group of weights of one type at once:
+
+- Ranks of one host keep the weights in shared memory, where a piece that one rank has changed needs no message. A
+  *holding* is a group of weights with shared memory, known to the engine by its number.
+- Ranks of several hosts send their pieces at the end of the step, or, with overlap, while the next step computes (the
+  argument `later`).
 """
 
 from __future__ import annotations
@@ -30,11 +37,15 @@ _holdings: dict[tuple[int, ...], int] = {}
 """The numbers of holdings, by the ids of their variables' handles."""
 _numbers = itertools.count()
 _without_memory: list[tuple[list[Any], dict[str, Any]]] = []
-"""The holdings without shared memory yet: the handles of the variables, and the arguments of the op that makes it."""
+"""The holdings without shared memory yet: the handles of the variables, and the arguments of `matex_publish`."""
 
 
 def can_publish(handle: Any, dtype: Any) -> bool:
-    """Whether new values of a variable may be written in place."""
+    """Whether new values of a variable may be written in place.
+
+    The ops exist for these types and for the CPU only. The variable has to be known outside of the function (`publish`
+    sorts by it). An elastic run keeps the old values, with which it undoes a step (`elastic_step`).
+    """
     outer = _find_outer(handle)
     on_host = outer is not None and "GPU" not in outer.device
     return on_host and dtype.name in _TYPES and not settings.get_settings().elastic
@@ -47,7 +58,8 @@ def publish(publications: Sequence[Publication], place: str) -> list[Any]:
     operations: list[Any] = []
     for dtype in dict.fromkeys(publication.value.dtype for publication in ordered):
         groups = _group([publication for publication in ordered if publication.value.dtype == dtype])
-        # The last group comes first: the gradients of the last layers are known first.
+        # The last group comes first: the gradients of the last layers are known first. The next step needs the groups
+        # in the other order, in which they are numbered.
         for number, group in reversed(list(enumerate(groups))):
             with tf.control_dependencies(operations[-1:]):
                 operations.append(_publish_group(group, place, number))
@@ -57,7 +69,7 @@ def publish(publications: Sequence[Publication], place: str) -> list[Any]:
 def _publish_group(group: Sequence[Publication], place: str, number: int) -> Any:
     """The operation that updates this rank's pieces of a group of variables, and brings the other ranks' pieces.
 
-    number: the position of the group in the order in which a step needs its groups.
+    number: 0 for the group that the next step needs first, 1 for the second, and so on.
     """
     dtype = group[0].value.dtype
     with tf.init_scope():
@@ -104,15 +116,15 @@ def _make_pieces(count: int, dtype: Any) -> list[Any]:
 
 
 def drop_planned() -> None:
-    """Make no shared memory for the planned publications, since the copy that has them does not run."""
+    """Make no shared memory for the planned publications: a rank cannot share the step, so their copy does not run."""
     _without_memory.clear()
 
 
 def make_memory() -> None:
     """Make the shared memory of planned publications, before the first step that has them. Collective.
 
-    The first publication of a holding makes the memory, so this function publishes the present values. The
-    publications of steps move the weights there.
+    The first publication of a holding travels in messages, and then makes the memory. Here it publishes the present
+    values, and no weight changes or moves. Later publications, in steps, move the weights to the memory.
     """
     library = ops.get_library().ops
     while _without_memory:
@@ -130,17 +142,19 @@ def _are_pieces_sent() -> bool:
 
 
 def _is_later() -> bool:
-    """Whether new weights arrive during the next step."""
+    """Whether new weights arrive during the next step: the argument `later` of `matex_publish`."""
     return _are_pieces_sent() and world.has_threads() and settings.get_settings().overlap != "off"
 
 
 def _group(publications: list[Publication]) -> list[list[Publication]]:
     """Group the variables that are published together, in the order in which a step needs them.
 
-    New weights that arrive during the next step form several groups: early layers need not wait for the rest.
+    New weights that arrive during the next step form several groups: early layers need not wait for the rest. They are
+    filled from the last weight back, so that only the group needed first may be smaller than `group_bytes`.
     """
     if not _is_later():
         return [publications]
+    # The last cut is the number of entries of the whole weight.
     sizes = [publication.cuts[-1] * publication.value.dtype.size for publication in publications]
     group_bytes = max(_MIN_GROUP_BYTES, sum(sizes) // _MAX_GROUPS)
     groups: list[list[Publication]] = [[]]
@@ -156,7 +170,7 @@ def _group(publications: list[Publication]) -> list[list[Publication]]:
 
 def _find_outer(handle: Any) -> Any:
     """The eager tensor that a function has captured as `handle`; `handle` itself if eager; None if not captured."""
-    while not hasattr(handle, "numpy"):
+    while not hasattr(handle, "numpy"):  # which eager tensors have
         captures = getattr(handle.graph, "captures", ())
         handle = next((outer for outer, inner in captures if inner is handle), None)
         if handle is None:
@@ -165,7 +179,9 @@ def _find_outer(handle: Any) -> Any:
 
 
 def _find_holding(group: Sequence[Publication], arguments: dict[str, Any]) -> int:
-    """The number of the holding of these variables, which ends with the first of them."""
+    """The number of the holding of these variables, a new one if needed. The holding ends when the handle of the first
+    variable is deleted.
+    """
     outer = [_find_outer(publication.handle) for publication in group]
     key = tuple(handle._id for handle in outer)
     if key not in _holdings:

@@ -47,7 +47,8 @@ class Split:
             return positions + before[part]
         if part == "testing":
             return _spread_rows(positions, self.testing, self.total)
-        # Validation rows are spread over the rows that are not testing rows, which `rest_positions` numbers.
+        # Validation rows are spread over the rows that are not testing rows; training rows are what is left then.
+        # `rest_positions` are positions among the rows that are not testing rows.
         rest = self.total - self.testing
         list_rest = _spread_rows if part == "validation" else _list_others
         rest_positions = list_rest(positions, self.validation, rest)
@@ -67,10 +68,11 @@ def _list_others(positions: np.ndarray, chosen: int, total: int) -> np.ndarray:
     """The rows at `positions` among the rows that `_spread_rows` does not choose."""
     if not chosen:
         return positions
-    # Row = position + the number of chosen rows up to this row. The number is recomputed until no row changes.
+    # Row = position + the number of chosen rows up to this row. The number is recomputed until no row changes. It only
+    # grows, up to `chosen`, so the loop ends.
     rows = positions
     while True:
-        # Chosen row i is at most r if (2i + 1) * total < 2 * chosen * (r + 1).
+        # The number of chosen rows up to row r: of i below `chosen` with (2i + 1) * total < 2 * chosen * (r + 1).
         chosen_before = np.minimum((2 * chosen * (rows + 1) - 1 + total) // (2 * total), chosen)
         new_rows = positions + chosen_before
         if np.array_equal(new_rows, rows):
@@ -79,7 +81,8 @@ def _list_others(positions: np.ndarray, chosen: int, total: int) -> np.ndarray:
 
 
 class Deal:
-    """The assignment of the `count` rows of a part to `size` ranks. The last `servers` ranks serve weights: no rows.
+    """The assignment of the `count` rows of a part to `size` ranks. The last `servers` of them are parameter servers
+    without rows, which the attribute `size` does not count.
 
     "block": contiguous blocks that differ by at most one row. "cyclic": row i to rank i mod size. "batch": the rank's
     slice of each global batch of `batch_size` rows.
@@ -103,6 +106,7 @@ class Deal:
     def count_held(self, rank: int) -> int:
         """The number of rows of a rank."""
         if self.distribution != "batch" or rank >= self.size:
+            # "cyclic" gives each rank as many rows as "block". The block of a rank that serves is empty.
             start, stop = slice_bounds.deal_block(self.count, rank, self.size)
             return stop - start
         return int(apportion.count_rows_taken(self.count, self._batch, self.size, self.count)[rank])
@@ -119,12 +123,13 @@ class Deal:
         mine = np.arange(start, stop, dtype=np.int64)
         if self.distribution == "cyclic":
             return rank + mine * self.size
-        # Each complete batch has this rank's rows at offsets `first` to `last`; the rest of the rows, a shorter batch,
-        # has them from offset `rest_first` on. Of 10 rows in batches of 4, rank 1 of 2 has rows 2, 3, 6, 7 and 9.
+        # In each of the `whole` complete batches, this rank has the rows from offset `first` up to `last`, exclusive.
+        # The rest of the rows is a shorter batch, where its rows begin at offset `rest_first`. Of 10 rows in batches of
+        # 4, rank 1 of 2 has rows 2, 3, 6, 7 and 9.
         first, last = slice_bounds.deal_block(self._batch, rank, self.size)
         whole = self.count // self._batch
         rest_first = slice_bounds.deal_block(self.count % self._batch, rank, self.size)[0]
-        if last == first:
+        if last == first:  # the rank serves, or there are more ranks than rows in a batch: no rows, `mine` is empty
             return whole * self._batch + rest_first + mine
         batch = mine // (last - first)
         return batch * self._batch + np.where(batch < whole, first, rest_first) + mine % (last - first)
@@ -136,7 +141,7 @@ class Deal:
         return apportion.apportion_rows(self.count_all(), rows)
 
     def find_local(self, rank: int) -> Any:
-        """The positions of the rank's rows in the part: a slice, or for "batch" an array."""
+        """All positions of the rank's rows in the part, as an index of an array: a slice, or for "batch" an array."""
         if self.distribution == "block":
             return slice(*slice_bounds.deal_block(self.count, rank, self.size))
         if self.distribution == "cyclic":

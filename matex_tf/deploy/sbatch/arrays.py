@@ -21,7 +21,7 @@ def make_folders(folder: Path, array: str) -> None:
 
 
 def list_folders(folder: str) -> list[Path]:
-    """The folders of a run's tasks, in the order of their numbers; [] if the run is no array."""
+    """The folders of a run's tasks, in the order of their numbers; [] if the run is not a job array."""
     folders = [path for path in Path(folder).glob(f"{TASK}*") if path.is_dir()] if folder else []
     return sorted(folders, key=lambda path: int(path.name.removeprefix(TASK)))
 
@@ -55,6 +55,7 @@ def combine_states(slurm_states: Mapping[str, State], folders: Sequence[Path]) -
     for phase in (RUNNING, WAITING, STUCK):
         if phase in phases:
             return State(phase, words)
+    # A task without a known exit code, such as a forgotten one, counts as failed.
     codes = [EXIT_UNKNOWN if states[number].code is None else states[number].code for number in sorted(states)]
     return State(ENDED, words, code=next((code for code in codes if code), 0))
 

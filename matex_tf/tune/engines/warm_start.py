@@ -19,7 +19,7 @@ TASKS = 4
 """The largest number of earlier searches that provide initial configurations."""
 MAX_DISTANCE = 1.0
 """The largest distance of similar tasks (`compute_task_distance`)."""
-_SIZES = ("rows", "columns", "classes", "parameters")
+_SIZES = ("rows", "columns", "classes", "parameters")  # the features of a task that are numbers
 _MIN_SIZES = 2
 """The number of sizes that must be known of both tasks."""
 
@@ -40,7 +40,8 @@ def compute_task_distance(task: Mapping[str, Any], other: Mapping[str, Any]) -> 
 def choose_starts(
     task: Mapping[str, Any], others: Mapping[int, Mapping[str, Any]], best: Mapping[int, Sequence[Config]], space: Space
 ) -> dict[int, Config]:
-    """Initial configurations by earlier search, nearest task first: the best configuration that `space` allows.
+    """Initial configurations, each with the number of the earlier search that provides it, nearest task first. A search
+    provides the best of its configurations that `space` allows.
 
     Args:
         others: for each earlier search, by its number, its task.
@@ -48,7 +49,7 @@ def choose_starts(
     """
     starts: dict[int, Config] = {}
     distances = {number: compute_task_distance(task, other) for number, other in others.items()}
-    for number in sorted(distances, key=lambda number: (distances[number], -number)):  # of equal ones, the latest first
+    for number in sorted(distances, key=lambda number: (distances[number], -number)):  # ties: the latest first
         if distances[number] > MAX_DISTANCE or len(starts) == TASKS:
             break
         config = next((config for config in best.get(number, ()) if space.allows(config)), None)
@@ -58,6 +59,6 @@ def choose_starts(
 
 
 def sort_best_first(trials: Sequence[Any], objective: Objective) -> list[Config]:
-    """The configurations of trials with a value, best first; paused trials, which had fewer epochs, come last."""
+    """The configurations of trials with a value, best first. All complete trials come before paused ones."""
     with_value = [record for record in trials if record.value is not None]
     return [record.config for record in sorted(with_value, key=lambda record: make_sort_key(record, objective))]
