@@ -1,9 +1,11 @@
-"""A cache of the real locations of files, by folder, so that a query such as `os.stat` takes little longer than before.
+"""A cache of the real locations of files, by folder, so that a query such as `os.stat` takes little longer than a query
+of the disk alone.
 
 A file that a script reads may be in one of two layers (`layers`): the disk, or the upper layer, this rank's private
-folder. `functions` asks the cache first. The cache holds, for each folder that the script has asked about, the entries
-that are not on the disk: for most folders none. It is cleared when this rank changes files, and when rank 0 notes a
-change of its own (`journal`). The key of a file is its canonical absolute path.
+folder. `functions` asks the cache first, and searches both layers only if the cache has no answer. For each folder that
+the script has asked about, the cache holds the names whose files may be elsewhere than at their own path on the disk:
+for most folders none. It is updated or cleared when this rank changes files, and cleared when rank 0 notes a change of
+its own (`journal`). The key of a file is its canonical absolute path.
 """
 
 from __future__ import annotations
@@ -19,20 +21,24 @@ from matex_tf.runtime import real_files
 
 _MAX_FOLDERS = 4096
 _SHARED = "changed"  # the file of the shared memory
-# Last parts of a path that name no entry of the folder, as in `a/..`. Such a path is searched in both layers.
+# Last parts of a path that name no entry of the folder, as in `a/..`. Such a path is searched in both layers. All
+# cached folders have these names; a folder without further names equals the disk (`is_untouched`).
 _NO_NAMES: dict[str, str | None] = dict.fromkeys(("", os.curdir, os.pardir))
 
 IS_OWN = os.sep
-"""A marker among the names of a folder that also exists in the upper layer."""
+"""A marker among the names of a folder that also exists in the upper layer. No file can have this name."""
 Places = dict[str, str | None]
-"""The real locations of a folder's entries that are not on the disk, by name; None if both layers must be searched."""
+"""The real locations of a folder's entries, by name; None: both layers must be searched. A name that is missing here is
+on the disk, at its own path, or nowhere (but see `OwnPlaces`). None in place of `Places`: the folder is not cached.
+"""
 
 
 class OwnPlaces(dict[str, str | None]):
-    """The locations in a folder that this rank has removed from its view: a name without a location does not exist.
+    """The locations in a folder that this rank has removed, or that is no folder, as it or a parent is a file of this
+    rank. The files on the disk must not be used.
 
-    `KnownPlaces.find_place` calls `get(name, path)`, where `path` is the location on the disk. A plain dict returns it
-    for an unknown name; this class returns None.
+    `KnownPlaces.find_place` calls `get(name, path)`, where `path` is the location on the disk. For an unknown name, a
+    plain dict returns `path`. This class returns None: both layers are searched, and the search finds no file.
     """
 
     def get(self, name: str, _path: Any = None, /) -> Any:
@@ -41,10 +47,11 @@ class OwnPlaces(dict[str, str | None]):
 
 class KnownPlaces:
     """The cache. `key_of` returns the key of a path, `places_in` the locations in the folder of a key.
-    `is_elsewhere(path, key)` is whether the path of a folder may lead to another folder than `key` on the disk.
+    `is_elsewhere(path, key)` is whether the path of a folder may lead to another folder on the disk than `key`, through
+    links of this rank. Such a folder is not cached.
 
-    A child process of the rank does not use the cache. When it changes a file, it stores the time in shared memory, and
-    its parent then clears the cache.
+    A child process of the rank does not use the cache, because it does not learn of later changes by its parent. When
+    it changes a file, it stores the time in shared memory, and its parent then clears the cache.
 
     _by_path, _by_key: the known locations, by the folder's path as the script writes it, and by its key.
     _version: the number of changes of the cache.
@@ -59,7 +66,7 @@ class KnownPlaces:
         places_in: Callable[[str], Places | None],
         is_elsewhere: Callable[[str, str], bool],
     ):
-        """folder: the private folder, with a file for the shared memory."""
+        """folder: the private folder, in which the file of the shared memory is created."""
         self._key_of = key_of
         self._places_in = places_in
         self._is_elsewhere = is_elsewhere
@@ -76,7 +83,7 @@ class KnownPlaces:
 
     def note_child(self) -> None:
         """Record that this process is a child process of the rank."""
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # another thread of the parent may have held the old lock during the fork
         self._is_in_child = True
 
     def has_child_changed(self) -> bool:
@@ -98,9 +105,11 @@ class KnownPlaces:
             places = self._by_key.get(os.path.dirname(key))
             if places is not None:
                 places[os.path.basename(key)] = place
-            inside = self._by_key.get(key)  # if `key` is a folder
+            # If `key` is a folder, the upper layer now has it, too: `is_untouched` becomes False. After the removal of
+            # a folder, the whole cache is cleared instead.
+            inside = self._by_key.get(key)
             if inside is not None:
-                inside[IS_OWN] = None  # so that `is_untouched` is False
+                inside[IS_OWN] = None
         if self._is_in_child:
             self._child_time[0] = time.monotonic_ns()
 
@@ -112,7 +121,7 @@ class KnownPlaces:
 
     def is_untouched(self, folder: str) -> bool:
         """Whether the view of `folder` is known to equal the disk."""
-        # A plain dict without further entries: no `OwnPlaces`, and no name in another place.
+        # No `OwnPlaces`, and no names but `_NO_NAMES`, which each cached folder has.
         places = self._get_places(folder)
         return type(places) is dict and len(places) == len(_NO_NAMES)
 
@@ -132,13 +141,14 @@ class KnownPlaces:
             key = self._key_of(head or os.curdir)
             if key is not None and self._is_elsewhere(head or os.curdir, key):
                 return None
-            # Without a key, the view does not handle the folder: all its files are on the disk.
+            # Without a key, the view does not handle the folder: all its files are on the disk. With a key, the folder
+            # may be cached already, under another path. Otherwise its places are listed.
             places: Places | None = {} if key is None else self._by_key.get(key)
             if key is not None and places is None:
                 places = self._places_in(key)
         if places is None:
             return None
-        places.update(_NO_NAMES)
+        places.update(_NO_NAMES)  # so no cached dict is empty, and `is_untouched` compares lengths
         with self._lock:
             if self._version != version:
                 return None

@@ -30,11 +30,18 @@ HOOKS = KerasTable(when=lambda: settings.get_settings().output != "all")  # "all
 _IF_HOOK_MISSING = "each rank writes the file that a script saves"
 _OF_KERAS = "saving.saving_api:save_model save_weights"
 
-_is_inside = ThreadFlag()  # set while this thread writes a save of its rank
+_is_inside = ThreadFlag()
+"""Set while this thread writes a save (`_save_plainly`). Functions that this save calls write a part of it, and do not
+begin a save of their own.
+"""
 _is_atomic = ThreadFlag()
-"""Set while this thread writes a save to a temporary path. Saves that this save calls write a part of it, in place."""
+"""Set while this thread writes a save to a temporary path. The functions that it calls get paths there, and need no
+further temporary path.
+"""
 _is_by_clock = ThreadFlag()
-"""Set in a hook that saves after some seconds. Each rank has its own time, so ranks do not wait for each other."""
+"""Set in TensorFlow's hook that can save after some seconds, which end at a different moment on each rank: ranks do not
+wait for each other.
+"""
 
 
 @HOOKS.replace_in(_IF_HOOK_MISSING, keras3=_OF_KERAS, keras2=_OF_KERAS)
@@ -50,10 +57,12 @@ def _wrap_save(original: Any) -> Any:
         except TypeError:
             return original(*args, **kwargs)  # raises the appropriate error
         path = _find_path(call)
-        # A single rank; or a buffer or an open file, which belongs to the rank.
+        # A single rank has nothing to agree on. Without a local path, each rank saves by itself: a buffer or an open
+        # file is its own, and a URL is no local file, which could be renamed or delivered.
         if not world.is_active() or path is None:
             return original(*args, **kwargs)
-        # The save of this rank has called this function, to write a part or the whole.
+        # A save of this rank has called this function, to write a part or the whole. Other ranks may not call it, so
+        # this rank does not wait for them.
         if _is_inside:
             return _write_whole(original, call, path)
         # A measurement by `matex plan`: each rank saves to its private folder.
@@ -79,9 +88,10 @@ def _set_path(call: inspect.BoundArguments, path: str) -> None:
 
 
 def _write_whole(original: Any, call: inspect.BoundArguments, path: str) -> Any:
-    """Return the result of the call. The file appears at `path` when it is complete."""
+    """Make the call on this rank alone, and return its result. The file appears at `path` when it is complete."""
     if _is_atomic:
         return original(*call.args, **call.kwargs)
+    # Keras would look for a file at the temporary path, and never ask.
     if not call.arguments.get("overwrite", True):
         if os.path.exists(path) and not _ask_to_overwrite(original, path):
             return None
@@ -90,7 +100,7 @@ def _write_whole(original: Any, call: inspect.BoundArguments, path: str) -> Any:
         _set_path(call, place)
         with _is_atomic.set(place != path):  # both are equal if the file must be written in place, such as a pipe
             result = original(*call.args, **call.kwargs)
-    text = _find_path_text(result)  # it contains the temporary path `place`
+    text = _find_path_text(result)  # if the result is a path, it contains the temporary path `place`
     if place == path or text is None:
         return result
     text = text.replace(place, path)
@@ -98,7 +108,7 @@ def _write_whole(original: Any, call: inspect.BoundArguments, path: str) -> Any:
 
 
 def _ask_to_overwrite(original: Any, path: str) -> bool:
-    """Ask the user as Keras would. Keras itself is given the temporary path, where no file is."""
+    """Ask the user as Keras would."""
     package = original.__module__.partition(".")[0]
     answer: bool = sys.modules[f"{package}.src.utils.io_utils"].ask_to_proceed_with_overwrite(path)
     return answer
@@ -111,12 +121,12 @@ def _makes_folder(original: Any, path: str) -> bool:
 
 
 def _is_measured() -> bool:
-    """Whether this rank's saved files stay private, even on rank 0 (see `overlay.start_overlay`)."""
+    """Whether `matex plan` measures this run: saved files stay private, even on rank 0 (`overlay.start_overlay`)."""
     return settings.get_settings().plan is not None and overlay.get_view() is not None
 
 
 def _save_plainly(write: Callable[[], Any]) -> Any:
-    """Return the result of `write`, which this rank runs by itself on the real files."""
+    """Call `write` on this rank alone, on the real files: no path is redirected, and the journal notes no change."""
     with _is_inside.set(), real_files.use_real_files():
         return write()
 
@@ -124,17 +134,18 @@ def _save_plainly(write: Callable[[], Any]) -> Any:
 def _save_once(write: Callable[[], Any], path: str, name: str) -> Any:
     """Rank 0 calls `write`; every rank returns its result, once the file at `path` exists for the rank. Collective.
 
-    Another rank might still read the old file. So rank 0 writes after all ranks have arrived. But on a thread of the
-    script, in a hook that depends on the clock, and after the end of the script each rank has its own time. There ranks
-    do not wait: rank 0 writes, and other ranks return the path at once.
+    Another rank might still read the old file. So rank 0 writes after all ranks have arrived. But three kinds of saves
+    come at a different time on each rank: on a thread of the script, in a hook that depends on the clock, and after the
+    end of the script. For these, ranks do not wait: rank 0 writes, and other ranks return the path at once.
     """
     if not _is_called_by_all():
+        # Without `_save_plainly`: rank 0's change is noted in the journal, as other ranks may still need the old file.
         return write() if world.get_world().rank == 0 else path
     return membership.attempt_collectives(f"saving ({name})", lambda: _save_together(write, path, name))
 
 
 def _save_together(write: Callable[[], Any], path: str, name: str) -> Any:
-    """`_save_once` for a call that all ranks make."""
+    """`_save_once` for a call that all ranks make: they meet, and wait until rank 0 has written. Collective."""
     is_first = world.get_world().rank == 0
     result = error = None
     ops.records.mark_between_steps()  # records do not count the time as part of a step
@@ -147,14 +158,14 @@ def _save_together(write: Callable[[], Any], path: str, name: str) -> Any:
                 result = _save_plainly(write)
         except Exception as raised:
             error = raised
-    # Of rank 0: its path, its result if that is a path, and its error.
+    # Only the outcome of rank 0 is sent: its path, its result if that is a path, and its error.
     outcome = (path, _find_path_text(result), None if error is None else f"{type(error).__name__}: {error}")
     path_of_0, text, failure = objects.broadcast(outcome, f"saving ({name})")
     if error is not None:
         raise error
     if failure is not None:
         raise OSError(f"rank 0 could not save to {path_of_0}: {failure}")
-    delivery.deliver_file(path)  # until each rank can read the file, also on hosts that do not see rank 0's
+    delivery.deliver_file(path)  # waits until this rank can read the file; rank 0 sends it to hosts that do not see it
     return result if is_first or text is None else text.replace(path_of_0, path)
 
 
@@ -208,6 +219,7 @@ def _wrap_clocked_save(original: Any) -> Any:
 @HOOKS.replace("tensorflow.python.training.saver", "Saver.save", _IF_HOOK_MISSING)
 def _wrap_saver(original: Any) -> Any:
     def save(self, sess, save_path, global_step=None, latest_filename=None, *args, **kwargs):
+        # Not to a temporary path: a Saver records the path, in its list and in the file of the last checkpoints.
         def write(place: Any = save_path) -> Any:
             return original(self, sess, place, global_step, latest_filename, *args, **kwargs)
 

@@ -1,7 +1,8 @@
 """The display of `matex top` and `matex run --live`, drawn from the newest samples: progress, and a table of ranks.
 
-A sample is what a rank records of itself, at first every `Start.seconds`: counters such as updates (`up`) and bytes
-sent (`tx`), and current values such as memory (`mem`). The samples of a rank are a `Series`.
+A sample is a line that a rank records about itself: counters such as updates (`up`) and bytes sent (`tx`), and current
+values such as memory (`mem`). A rank records a sample every `Start.seconds`, and less often later in a long run. The
+samples of a rank are a `Series`.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from matex_tf.world import exit_codes
 WINDOW = 10.0
 """Seconds over which displayed numbers are averaged."""
 SILENT = 10
-"""A rank counts as silent if it has written no sample for this number of its last intervals."""
+"""A rank counts as silent if its last sample is older than this multiple of the interval between its samples."""
 _OTHER_LINES = 7  # lines of the display other than ranks
 _OPTIONAL_COLUMNS = tuple("GPU mem,sent/s,recv/s,memory,GPU,sums,CPU,read/s,input,host,compute".split(","))
-"""Optional columns. A narrow terminal omits the first ones first."""
+"""The columns that a narrow terminal omits, in this order, until the table fits."""
 _MAX_WIDTH = 1000
 
 
@@ -115,7 +116,7 @@ def _choose_ranks(recent: Mapping[int, Series], steps: Mapping[int, balance.Step
     if not height or len(ranks) <= max_ranks:
         return ranks
     newest = max(series["t"][-1] for series in recent.values())
-    # False comes before True: ranks without a recent sample are first.
+    # First ranks without a recent sample, because False is less than True; then by their waiting time.
     order = sorted(
         ranks, key=lambda rank: (recent[rank]["t"][-1] > newest - WINDOW, _compute_waiting(rank, recent, steps))
     )
@@ -141,6 +142,7 @@ def _read_rate(name: str) -> Callable[[Series, balance.Step], float]:
 
 
 def _read_last(name: str) -> Callable[[Series, balance.Step], float]:
+    """The value in the last sample."""
     return lambda series, _: float(series[name][-1])
 
 
@@ -221,7 +223,9 @@ def _make_table(
 
 
 def _list_silent(start: Start, recent: Mapping[int, Series], now: float) -> list[str]:
-    """Messages about silent ranks. Differences between the hosts' clocks are smaller than the limit."""
+    """Messages about silent ranks, and about ranks that have written nothing. A sample has the time of its host: this
+    assumes that the hosts' clocks differ by less than the limit.
+    """
 
     def find_limit(series: Series) -> float:
         """The seconds after which the rank counts as silent. Ranks of a long run sample at longer intervals."""

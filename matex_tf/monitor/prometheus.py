@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from matex_tf.monitor.recording import Run, read_recent
 
-# Member of a sample, name of the metric, type, help.
+# Of each metric: its key in a sample, its name, its type, and its help text.
 _METRICS = (
     ("cpu", "matex_rank_cpu_seconds_total", "counter", "Seconds of all threads of the rank."),
     ("mem", "matex_rank_resident_bytes", "gauge", "Resident memory of the rank."),
@@ -25,9 +25,11 @@ _METRICS = (
 
 
 def format_metrics(run: Run) -> str:
-    """The last sample of each rank of the last start. The labels are the run's folder, start, rank and host."""
+    """The last sample of each rank in the last start of a run, as text. The labels of each value are the run's folder,
+    the number of the start, the rank and its host.
+    """
     start = run.starts[-1]
-    recent = read_recent(start, 0)  # of the last 0 seconds: for each rank, its last samples
+    recent = read_recent(start, 0)  # 0 seconds: only the last two samples of each rank
     labels = {
         rank: f'run="{_escape_label(run.folder)}",start="{start.number}",rank="{rank}",'
         f'host="{_escape_label(start.hosts[rank])}"'

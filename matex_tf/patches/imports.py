@@ -1,7 +1,7 @@
-"""Pauses Python's garbage collection while TensorFlow and Keras are imported, which saves a seventh of the time.
+"""Pauses Python's garbage collection while TensorFlow or Keras is imported: the import takes a seventh less time.
 
-An import creates half a million objects, none of which is garbage. `install` puts a finder in front of Python's own
-finders. When the script imports such a package, the finder gives it a loader that pauses the collection.
+The import creates half a million objects, none of which is garbage. `install` puts a finder in front of Python's own
+finders. When the script imports a package of `_LARGE`, the finder returns a loader that pauses the collection.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LARGE = ("tensorflow", "keras", "tf_keras")
 
 
 class _LargeFinder(MetaPathFinder):
-    """Finds each package of `_LARGE` once, through the other finders."""
+    """Finds each package of `_LARGE` through the other finders, once, and replaces its loader by a `_Loader`."""
 
     def __init__(self) -> None:
         self._not_imported = set(_LARGE) - sys.modules.keys()
@@ -27,7 +27,7 @@ class _LargeFinder(MetaPathFinder):
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if name not in self._not_imported:
             return None
-        self._not_imported.remove(name)  # the search asks this finder, too, which must then find nothing
+        self._not_imported.remove(name)  # `importlib` asks this finder again below, which then returns None
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.loader is not None:
             spec.loader = _Loader(spec.loader)

@@ -19,9 +19,9 @@ from matex_tf.readers.csv.dialect import Dialect
 
 
 def clean_block(data: bytes, dialect: Dialect, find_line: Callable[[], str]) -> bytes:
-    """As `dialect.clean_block`. Raises ReaderError for bytes that are invalid in the encoding.
+    """Return `dialect.clean_block(data)`. Raises ReaderError for bytes that are invalid in the encoding.
 
-    `find_line`: returns the place of the first byte, "FILE, line NUMBER".
+    `find_line`: returns file and line of the first byte as a place, "FILE, line NUMBER".
     """
     try:
         return dialect.clean_block(data)
@@ -46,7 +46,7 @@ def _make_encoding_error(path: Path, error: UnicodeDecodeError, encoding: str, l
 
 
 def make_count_error(place: str, expected: int, found: int) -> ReaderError:
-    """The error for a block from `place` on in which pyarrow finds another number of records than `expected`."""
+    """The error if pyarrow finds `found` records, not `expected` ones, in the block that begins at `place`."""
     path, line = split_place(place)
     return ReaderError(
         f"{path}: expected {expected} records from line {line} on, found {found}: a quote within a value, or a "
@@ -66,7 +66,7 @@ def read_rows(path: Path, data: bytes, dialect: Dialect, line: int = 1) -> Itera
     )
     csv.field_size_limit(max(csv.field_size_limit(), len(text) + 1))
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=dialect.delimiter, **style)
-    before = 0
+    before = 0  # the lines that were read before the next record
     try:
         for values in reader:
             yield line + before, values
@@ -83,9 +83,13 @@ def explain_error(
     place: str,
     error: Exception,
 ) -> ReaderError:
-    """The error for a clean block that cannot be parsed as `types`. `place` is the position of its first record."""
+    """The error for a clean block that cannot be parsed.
+
+    `names`: of all columns. `types`: the expected types, by the number of the column. `place`: of the first record.
+    """
     path, line = split_place(place)
-    lines: list[int] = []  # of the records with the right number of values
+    # Of each record with the right number of values, up to the first error found so far: its first line.
+    lines: list[int] = []
     columns: dict[int, list[str]] = {number: [] for number in types}
     # The general error; a more specific one replaces it.
     wrong = ReaderError(f"{path}, from line {line} on: expected a table of {len(names)} columns, found: {error}")
@@ -94,8 +98,8 @@ def explain_error(
             if not values:
                 continue
             if len(values) != len(names):
-                # If not even the first record has the right length, or the header has a single column, lines before the
-                # header are the likely reason.
+                # If not even the first record has the right length, lines before the header are the likely reason; also
+                # if the header has a single column, because it may itself be such a line of text.
                 is_first = not lines or len(names) == 1
                 hint = "; skiprows= skips lines before the header, comment= skips comments" if is_first else ""
                 wrong = ReaderError(f"{path}, line {at}: expected {len(names)} values, found {len(values)}{hint}")
@@ -109,7 +113,7 @@ def explain_error(
         if pa.types.is_string(kind):
             continue
         # A missing value is valid; "0" takes its place.
-        texts = ["0" if text in dialect.nulls else text for text in columns[number][: len(lines)]]
+        texts = ["0" if text in dialect.nulls else text for text in columns[number][: len(lines)]]  # before that error
         index = _find_wrong(texts, kind, dialect)
         if index is None:
             continue
@@ -122,7 +126,7 @@ def explain_error(
         wrong = ReaderError(
             f"{path}, line {lines[index]}, column {names[number]!r}: expected a number ({kind}), found {text!r}; {hint}"
         )
-        del lines[index:]  # an error in another column is reported only if it is in an earlier record
+        del lines[index:]  # so an error in another column is reported only if it is in an earlier record
     return wrong
 
 
@@ -130,7 +134,8 @@ def _find_wrong(texts: Sequence[str], kind: Any, dialect: Dialect) -> int | None
     """The index of the first text that is not a valid number of this type; None if all are."""
     if not texts or convert.can_convert(texts, kind, dialect):
         return None
-    # The shortest beginning that cannot be converted ends with the first wrong text.
+    # The shortest beginning that cannot be converted ends with the first wrong text. Bisection finds it with few calls
+    # of `can_convert`; one call for each text would be slow.
     return bisect.bisect_left(
         range(len(texts)), True, key=lambda index: not convert.can_convert(texts[: index + 1], kind, dialect)
     )

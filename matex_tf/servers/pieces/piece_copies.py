@@ -1,9 +1,9 @@
-"""Copies of pieces on other ranks, so that the pieces of a lost rank survive (`sharded` with MATEX_ELASTIC).
+"""Copies of pieces on other ranks, so that the pieces of a lost rank survive in elastic runs (MATEX_ELASTIC).
 
-With `sharded`, each rank has and updates only its piece of an optimizer's variable. Within a step each rank sends its
-changed pieces to another rank, their keeper (`send_copies`). The copies become valid once all ranks have completed the
-step (`keep_sent`). After a loss, `restore_lost` assembles complete variables from pieces and copies, and cuts them for
-the remaining ranks. `slots` and `resilience.elastic` call these functions.
+With the strategies `sharded` and `servers`, each rank has and updates only its piece of an optimizer's variable. In
+each step it sends its updated pieces to another rank, their keeper (`send_copies`). The copies become valid once all
+ranks have completed the step (`keep_sent`). After a loss, `restore_lost` assembles complete variables from pieces and
+copies, and cuts them for the remaining ranks. `slots` and `resilience.elastic` call these functions.
 
 Ranks are renumbered after a loss. An origin is the number of a rank when the run began.
 
@@ -24,11 +24,13 @@ from matex_tf.steps import pieces
 from matex_tf.world import membership, world
 
 _MAX_MESSAGE_BYTES = 1 << 30  # MPI counts bytes in 32 bits
-_Copies = dict[int, np.ndarray]  # copies of other ranks' pieces of a variable, as bytes, by origin
+_Copies = dict[int, np.ndarray]  # for one variable: copies of other ranks' pieces, as bytes, by the owner's origin
 
 
 class _Kept(NamedTuple):
-    """The copies of other ranks' pieces of a variable, and the variable's number of updates when they were made."""
+    """The copies for one variable, and its `updates` when they were made. The variable's `updates` increase with each
+    step, and also when it is assigned or changes its form: then the copies are outdated.
+    """
 
     updates: int
     copies: _Copies
@@ -38,22 +40,24 @@ class _Known(NamedTuple):
     """What a rank knows of a variable after a loss."""
 
     is_in_pieces: bool
-    origins: list[int]  # of the ranks of whose pieces it has valid copies
-    weight: Any  # on other ranks: whether it exists
+    origins: list[int]  # of the ranks for which it keeps valid copies
+    weight: Any  # the weight, or None if it was deleted; sent to other ranks as a bool: whether it exists
 
 
 _kept: dict[int, _Kept] = {}  # the valid copies, by the number of the variable
 _sent: dict[int, tuple[Any, _Copies]] = {}
 """For the number of a variable: the variable, and its copies from a step that some rank may not have completed."""
 _cut_for: list[int] = []
-"""The origins of the ranks for which variables are cut, after a loss; empty before any loss: all ranks of the run."""
+"""The origins of the ranks for which variables are cut, in the order of the pieces. Empty before the first loss: all
+ranks of the run, in their order.
+"""
 _buffers: list[np.ndarray] = []
 """Buffers of an exchange. If a rank is lost in the exchange they stay here, as MPI may still read and write them."""
 
 
 def find_keeper(rank: int, nodes: Sequence[int], owning: Sequence[int]) -> int:
     """The rank that has the copies of `rank`'s pieces: the next one, in a circle. Ranks on the same node come first,
-    and among them ranks that own pieces, as other ranks may lack memory.
+    because copies to them do not cross the network; and among them ranks that own pieces, as others may lack memory.
 
     nodes: the node of each rank.
     owning: the ranks that own pieces.
@@ -64,7 +68,7 @@ def find_keeper(rank: int, nodes: Sequence[int], owning: Sequence[int]) -> int:
 
 
 def send_copies(variables: Iterable[Any]) -> None:
-    """Within a step that changes `variables`: send this rank's pieces, and receive those to keep. Collective."""
+    """After a step has updated `variables`: send this rank's pieces, and receive the pieces to keep. Collective."""
     _sent.clear()
     in_pieces = [variable for variable in variables if variable.is_in_pieces()]
     if in_pieces and world.get_world().size > 1:
@@ -83,8 +87,9 @@ def keep_sent() -> None:
 def restore_lost() -> Callable[[], None]:
     """After a loss: assemble the complete values of all variables in pieces. Collective.
 
-    Returns a function that assigns these values, and cuts variables for the remaining ranks. Call it once all ranks
-    have returned from `restore_lost`, which itself changes nothing: another rank may be lost in it.
+    Returns a function that assigns these values, and cuts variables for the remaining ranks. Call this function once
+    all ranks have returned from `restore_lost`. Until then no variable changes, because another rank may be lost, and
+    `restore_lost` is then called again.
 
     Raises LostRankError on all ranks if both the owner of a piece and its keeper are lost.
     """
@@ -96,14 +101,14 @@ def restore_lost() -> Callable[[], None]:
     told = {number: one._replace(weight=one.weight is not None) for number, one in known.items()}
     gathered = objects.allgather(told, "which pieces of an optimizer are left")
     values: dict[int, np.ndarray] = {}
-    # Variables that all remaining ranks have. Ranks collect garbage at different times.
+    # Variables that all remaining ranks still have. Python may have collected others on some ranks only.
     common = sorted(set(gathered[0]).intersection(*gathered))
     for number in common:
         of_ranks = [of_rank[number] for of_rank in gathered]
         are_in_pieces = [of_rank.is_in_pieces for of_rank in of_ranks]
         if all(are_in_pieces):
             values[number] = _assemble(variables[number], [of_rank.origins for of_rank in of_ranks])
-        elif any(are_in_pieces):  # a rank was lost while ranks made it whole
+        elif any(are_in_pieces):  # a rank was lost while the form changed: a rank that has it whole sends it
             values[number] = _send_whole(variables[number], are_in_pieces.index(False))
 
     def assign_values() -> None:
@@ -111,10 +116,12 @@ def restore_lost() -> Callable[[], None]:
             variable = variables[number]
             if number in values:
                 variable.put_whole(values[number])
-            # All ranks cut the same variables: the cuts depend on what the owners have of earlier ones.
+            # The cuts balance over all variables cut before. So ranks cut only variables whose weight exists on all
+            # ranks: otherwise the cuts of later ones would differ between ranks. The others keep their old cuts.
             if variable.cuts and all(of_rank[number].weight for of_rank in gathered):
                 variable.cuts = owners.cut_variable(known[number].weight)
-        # The others are garbage: another rank has collected them. Their cuts remain those for the lost ranks, too.
+        # Variables that another rank has collected: no script uses them. They still have cuts for the lost ranks, so a
+        # later `restore_lost` must not find them.
         for number in variables.keys() - set(common):
             pieces.forget_variable(number)
         _kept.clear()
@@ -164,7 +171,7 @@ def _copy_piece(variable: Any) -> np.ndarray:
 
 
 def _list_copied_origins(variable: Any) -> list[int]:
-    """The origins of the ranks of whose pieces this rank has valid copies."""
+    """The origins of the ranks for which this rank keeps valid copies; none if the copies are outdated (`_Kept`)."""
     kept = _kept.get(variable.number)
     return list(kept.copies) if kept is not None and kept.updates == variable.updates else []
 
@@ -176,6 +183,7 @@ def _assemble(variable: Any, copied_origins: Sequence[Sequence[int]]) -> np.ndar
     """
     own_rank, origins = world.get_world().rank, membership.list_origins()
     whole = np.empty(variable.shape.num_elements() * variable.dtype.size, np.uint8)
+    # Piece `index` belongs to the rank with this origin.
     for index, origin in enumerate(_cut_for or range(len(variable.cuts) - 1)):
         start, size = variable.cuts[index] * variable.dtype.size, _count_bytes(variable, index)
         if not size:

@@ -18,11 +18,13 @@ class HostsError(ValueError):
 
 
 def deal_slots(cores: Sequence[placement.Core], gpus: Sequence[str], parallel: int) -> list[Slot]:
-    """Make `parallel` slots with separate cores and GPUs. All slots share a resource with fewer units than slots."""
+    """Make `parallel` slots with separate cores and GPUs. If there are fewer cores than slots, each slot has all cores;
+    likewise for GPUs.
+    """
     slots = []
     for index in range(parallel):
         cpus = tuple(cpu for core in placement.choose_cores(cores, index, parallel) for cpu in core)
-        slots.append(Slot(cpus, tuple(gpus[index::parallel]) if len(gpus) >= parallel else ()))
+        slots.append(Slot(cpus, tuple(gpus[index::parallel]) if len(gpus) >= parallel else ()))  # (): all GPUs
     return slots
 
 
@@ -35,7 +37,8 @@ def deal_hosts(hosts: Sequence[Host], parallel: int) -> list[Slot]:
         return [Slot(hosts=tuple(placement.choose_cores(hosts, index, parallel))) for index in range(parallel)]
     slots = []
     for host_index, host in enumerate(hosts):
-        count = len(range(host_index, parallel, len(hosts)))  # slots on this host, if slots are dealt to hosts in turn
+        # The number of slots on this host, if each slot in turn goes to the next host.
+        count = len(range(host_index, parallel, len(hosts)))
         slots += [Slot(hosts=(host,), part=f"{i + 1}/{count}" if count > 1 else "") for i in range(count)]
     return slots
 
@@ -46,8 +49,10 @@ def make_slots(parallel: int, ranks: int, options: Sequence[str], folder: str) -
     Raises:
         HostsError: the hosts of a trial have too few slots.
     """
+    # `matex tune` may itself be a task of a launcher: without its variables, all hosts of the allocation are listed.
     hosts = list_hosts(options, task_environment.remove_task_variables(os.environ), folder)
     is_only_here = not hosts or (len(hosts) == 1 and is_here(hosts[0]))
+    # A single trial needs no hosts in its slot, even if there are several: its `matex run` finds all of them itself.
     if parallel == 1 or is_only_here:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         gpus = visible.split(",") if visible else [str(number) for number in range(placement.count_gpus())]
@@ -55,7 +60,7 @@ def make_slots(parallel: int, ranks: int, options: Sequence[str], folder: str) -
         return deal_slots(placement.list_cores(), gpus if parallel > 1 else [], parallel)
     slots = deal_hosts(hosts, parallel)
     for slot in slots:
-        trials_on_host = int(slot.part.partition("/")[2] or 1)  # 2 if `part` is "1/2"
+        trials_on_host = int(slot.part.partition("/")[2] or 1)  # from "1/2": 2 trials, which share the host's slots
         if sum(max(1, host.slots // trials_on_host) for host in slot.hosts) < ranks:
             part = f" of {trials_on_host} trials" if trials_on_host > 1 else ""
             names = ", ".join(f"{host.name} ({host.slots}{part})" for host in slot.hosts)

@@ -1,7 +1,8 @@
 // Sums over the ranks of one node in shared memory. Ranks write gradients directly into shared memory and sum directly
-// from it, so no message is sent. Each rank has memory of fixed size, which all ranks read: two buffers, used in turn.
-// Longer data pass through them in chunks. A rank overwrites its memory only after all ranks have read it. An Adder
-// (allreduce.h) makes one object for its communicator.
+// from it, so no message is sent. Each rank has memory of fixed size, which all ranks read: two buffers, used in turn;
+// or, for a `Sum` of two ranks, a ring of smaller blocks. Longer data pass through it in chunks or blocks. A rank
+// overwrites its memory only after all ranks have read it. An Adder (allreduce.h) makes one object for its
+// communicator.
 #pragma once
 
 #include <mpi.h>
@@ -24,20 +25,24 @@ class SharedMemory {
   // Writes this rank's elements [first, first + count) to `to`.
   using Produce = std::function<void(char* to, int64_t first, int64_t count)>;
 
-  // Receives the sums of elements [first, first + count): they are one + other, or `one` if `other` is null. With two
-  // addends a sum of two ranks is added and stored in one pass. A Consume calls `Write`, which stores the sums at `to`.
+  // Stores the sums of elements [first, first + count), which are one + other, or `one` if `other` is null: so a sum of
+  // two ranks is added and stored in one pass. A Consume calls `Write`, which stores these sums at `to`.
   using Consume = std::function<void(const char* one, const char* other, int64_t first, int64_t count)>;
   static void Write(Type type, const char* one, const char* other, char* to, int64_t count);
 
-  // Sums `count` elements over ranks: `produce` supplies this rank's elements, `consume` receives all sums. The same
-  // bits on all ranks, added in rank order. `consume` is called for a range only after `produce` has supplied it, so
-  // in-place sums are safe. Returns an MPI error code. One thread at a time.
+  // Collective. Sums `count` elements over ranks: `produce` supplies this rank's elements, `consume` stores all sums.
+  // All ranks get the same bits, because elements are added in rank order. `consume` is called for a range only after
+  // `produce` has supplied it, so `consume` may write where `produce` reads. Returns an MPI error code. One thread at a
+  // time.
   int Sum(Type type, int64_t count, const Produce& produce, const Consume& consume);
 
   // A sum of which each rank needs only some elements. The caller divides it into chunks of at most ElementsPerChunk
-  // elements. For each chunk it calls BeginChunk, which sets `mine` to the memory for this rank's elements; writes
-  // these elements there; and calls SumNeeded, which writes the sums of elements [first, first + count) of the chunk to
-  // `to`, for each range in `needed`. The ranges differ between ranks. Both functions return an MPI error code.
+  // elements. For each chunk every rank
+  // 1. calls BeginChunk, which sets `mine` to the memory for this rank's elements;
+  // 2. writes these elements there;
+  // 3. calls SumNeeded, which writes the sums of elements [first, first + count) of the chunk to `to`, for each range
+  //    in `needed`. The ranges differ between ranks.
+  // Both functions are collective, and return an MPI error code.
   int64_t ElementsPerChunk(Type type) const { return chunk_bytes_ / static_cast<int64_t>(SizeOf(type)); }
   int BeginChunk(char** mine);
   struct Needed {
@@ -50,9 +55,11 @@ class SharedMemory {
   int rank() const { return rank_; }
 
  private:
-  // The two ways to use the memory: one chunk of all ranks at a time, or (`Sum` for two ranks) many smaller blocks.
+  // The two ways to use the memory: one chunk of all ranks at a time; or (`Sum` for two ranks) many smaller blocks, so
+  // that a rank writes some while the other reads others, without a barrier.
   enum class Use { kChunks, kBlocks };
 
+  // size: the number of ranks.
   SharedMemory(std::unique_ptr<Arrivals> arrivals, int64_t chunk_bytes, int rank, int size);
   // The buffer of a rank for the current chunk.
   char* BufferOf(int rank) const;
