@@ -34,7 +34,7 @@ CLUSTERS: dict[str, Any] = {
 
 _PBS_JOB_ID = re.compile(r"\d+(\[\d*\])?\.[\w.-]+", re.ASCII)  # the number of a job, followed by the name of its server
 _STATE_COMMANDS = {"slurm": "scontrol", "pbs": "qstat", "lsf": "bjobs"}
-"""For each scheduler with numeric job ids, the command that describes a job."""
+"""For each scheduler with numeric job ids, a command that is installed where the scheduler is used (`find_job`)."""
 
 
 def find_own_command() -> str:
@@ -44,7 +44,11 @@ def find_own_command() -> str:
 
 
 def fill_name_and_command(options: AnyOptions, target: Sequence[str]) -> AnyOptions:
-    """Complete `options`: an unset name is derived from `target`, an unset command is this installation's `matex`."""
+    """Complete `options`: an unset name is derived from `target`, an unset command is this installation's `matex`.
+
+    On Kubernetes an unset command stays: the image has an installation of its own. Characters of the name that cannot
+    be printed become "_".
+    """
     name = options.name or run_folder.name_target(target)
     matex = options.matex or ("" if isinstance(options, mpijob.Kubernetes) else find_own_command())
     return replace(options, name="".join(letter if letter.isprintable() else "_" for letter in name), matex=matex)
@@ -110,6 +114,7 @@ def submit_script(
     if isinstance(options, mpijob.Kubernetes) and not options.image:
         raise click.UsageError("--kubernetes needs --image, of an image with matex_tf, TensorFlow, MPI, bash and sshd")
     if dry_run:
+        # `format_job` takes the folder of the run, for Kubernetes the name of the MPIJob.
         has_folder = scheduler is not kubernetes
         name = str(run_folder.propose_folder(options.name)) if has_folder else mpijob.make_name(options.name)
         following.Output().write_bytes(scheduler.format_job(options, target, name).encode(errors="surrogateescape"))
@@ -119,7 +124,8 @@ def submit_script(
 
     def submit_and_follow() -> int:
         job = scheduler.submit_job(options, target)
-        is_recorded = options.ranks > 1 and not getattr(options, "array", "")  # an array has one record for each task
+        # Whether the folder of the run has the record that `matex top` shows; an array has one record for each task.
+        is_recorded = options.ranks > 1 and not getattr(options, "array", "")
         following.print_line(f"{scheduler.describe_job(job, options)} ({_suggest_commands(job, is_recorded)})")
         return 0 if no_follow else _follow_job(scheduler, job)
 
@@ -167,7 +173,17 @@ def cancel_job(job: str, namespace: str) -> int:
 
 
 def find_job(job: str, namespace: str) -> tuple[Any, Job]:
-    """Find a job and its cluster, by the folder of its run or by its id. Raises click.UsageError."""
+    """The functions of a job's cluster (`CLUSTERS`), and the job. The first of these that fits tells what `job` is:
+
+    1. The folder of a run: its note names both. On Slurm the newest job of this folder is found, because the user may
+       have submitted its script again.
+    2. The id of a job with a folder below `runs`, except for Kubernetes.
+    3. An id of PBS, a number and the name of a server.
+    4. A number: a job of the first scheduler whose command is installed, else of Slurm.
+    5. The name of an MPIJob, in `namespace`.
+
+    Raises click.UsageError.
+    """
     folder = Path(job)
     if job and folder.is_dir():
         try:
@@ -220,9 +236,12 @@ def _run_action(command: str, action: Callable[[], int], job: str = "") -> int:
 
 
 def describe_failure(job: str, message: str) -> str:
-    """The cluster's `message`; if the user may have meant a folder by `job`, a text that there is no such folder."""
-    # A number means a job, and so does a name with the ending of `matex submit` (five random letters). If there is such
-    # a folder, the text would be false. (A text such as runs/train-1 never reaches the cluster.)
+    """The text of a failure: the cluster's `message`, and that there is no folder `job`, if `job` may mean a folder.
+
+    A text such as runs/train-1 never reaches the cluster (`find_job`).
+    """
+    # Not meant as a folder: a number, and a name with the ending that `matex submit` gives, five random letters. An
+    # existing folder is not missing.
     if not mpijob.is_name(job) or mpijob.is_made(job) or os.path.isdir(job):
         return message
     if messages.is_without_cluster(message):

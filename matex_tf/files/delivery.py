@@ -1,11 +1,13 @@
 """Makes files that rank 0 has saved available to every rank.
 
-A rank on the same file system reads them there. Rank 0 sends a copy to a host without this file system, and to a rank
-whose script saves to another path than rank 0's, or through a link of its own. A save may consist of several files, its
-parts.
+There are three cases:
 
-The `path` of a save is the path in the script, and its `place` is where this rank has the files. Both are equal, except
-for a rank whose path does not lead to rank 0's file: it may write its copy to its private folder (`overlay`), which its
+- The `path` of the save leads to rank 0's files on a file system that this rank shares: nothing is copied.
+- The path is the same, but the host does not share the file system: the first rank of the host writes a copy there.
+- The path is another one, or leads through a link of this rank to another file: the rank has a copy of its own.
+
+A save may consist of several files, its parts. Its `path` is the path in the script, and its `place` is where this rank
+has the files. They differ only if the copy of the third case is in the rank's private folder (`overlay`), which its
 reads see before the disk. Files are compared and copied within `use_real_files`, which bypasses this view of the files.
 """
 
@@ -55,17 +57,19 @@ def deliver_file(path: str) -> None:
     place = path
     is_same = path == path_of_0 and _leads_to_same(path)
     if not is_same:
-        # This rank writes a copy to its private folder; or at `path`, if that is a temporary path of this rank. The
-        # folder of `path` may be missing, because the save has created only the folder of rank 0's path.
+        # `find_real_path` returns the path of the copy in the private folder; or `path`, if the view does not handle
+        # it, such as a temporary path that only this rank uses. The folder of `path` may be missing, because the save
+        # has created only the folder of rank 0's path.
         os.makedirs(os.path.dirname(path) or os.curdir, exist_ok=True)
         place = find_real_path(path, "w")
     missing = [part for part in parts if not _has_part(place, part)]
     if is_same:  # otherwise this rank reads its copy
-        _show_parts(path, parts)
-    # Of each rank: its host, its path, and the parts that it lacks.
+        _show_parts(path, parts)  # before `realpath`: it may change the working folder
+    # Of each rank: its host, its place, and the parts that it lacks.
     everyone = objects.allgather((me.host, os.path.realpath(place), missing), "which ranks lack saved files")
-    # Several ranks may lack the same files of a host. The first of them writes them for all.
-    writers: dict[tuple[str, str], int] = {}  # by host and path
+    # Several ranks of a host may lack the same files. The first of them writes the files for all. It writes every part
+    # that is sent, also one that only another place lacks.
+    writers: dict[tuple[str, str], int] = {}  # by host and place
     to_send: set[Part] = set()
     for rank, (host, real_path, missing_there) in enumerate(everyone):
         if missing_there and writers.setdefault((host, real_path), rank) == rank:
@@ -78,15 +82,15 @@ def deliver_file(path: str) -> None:
 
 
 def _leads_to_same(path: str) -> bool:
-    """Whether `path` leads to the same file for this rank as on the disk, which has rank 0's links.
+    """Whether `path` leads to the same file through this rank's links and through the links on the disk, rank 0's.
 
-    A link to a folder that is named by the time, such as `runs/latest`, may differ.
+    A link such as `runs/latest` may differ, if it leads to a folder that each rank names by its own time.
     """
     view, path = overlay.get_view(), os.path.abspath(path)  # the working folder may be in the private folder
     with real_files.use_real_files():
         if view is None:  # this rank uses the disk itself
             return True
-        key = view.find_key(path)  # the path after this rank's links; None: the view does not handle it
+        key = view.find_key(path)  # where this rank's links lead; None: the view does not handle the path
         return key in (None, os.path.realpath(path))
 
 
@@ -106,10 +110,10 @@ def _has_part(place: str, part: Part) -> bool:
 def _show_parts(path: str, parts: list[Part]) -> None:
     """Let this rank see the files at `path` as rank 0 has saved them.
 
-    - Rank 0 writes the journal, which keeps the old content of a file for ranks that are behind in the script. It notes
-      that all ranks have the saved content. So the journal will keep this content when rank 0 changes the file again.
-    - Another rank has a view of the files. An own file of this rank at `path`, or its removal of the file, would hide
-      rank 0's file from it, and is forgotten. If the view does not handle the path (`key` is None), nothing hides it.
+    - Rank 0 writes the journal, which keeps the old content of a file for ranks that are behind in the script. Mark the
+      saved content as known to all ranks. So the journal will keep this content when rank 0 changes the file again.
+    - Another rank has a view of the files. If this rank has written or removed a file at `path`, that hides rank 0's
+      file in the view: forget it. If the view does not handle the path (`key` is None), nothing hides the file.
     """
     view, writer = overlay.get_view(), journal.get_writer()
     with real_files.use_real_files():

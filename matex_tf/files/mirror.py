@@ -3,6 +3,9 @@
 
 Small files are copied, so that the script can change them. Large files and large folders are links to the originals; a
 script that writes them changes the originals (`Mirror.list_changed_originals`).
+
+A mirror may be made again in the same place, as when a trial of `matex tune` goes on. Files, folders and links that a
+script has written there stay.
 """
 
 from __future__ import annotations
@@ -14,7 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 COPIED_BYTES, ALL_COPIED_BYTES, ENTRIES = 16 << 20, 256 << 20, 5000
-"""The limits of a mirror: bytes of one copy, bytes of all copies, and entries."""
+"""The limits of a mirror: bytes of one copy (by default), bytes of all copies, and ENTRIES. This limits both the
+entries of all mirrored folders, so that large folders are linked, and the copied files, because `source` is mirrored
+even if it has more entries.
+"""
 NOT_MIRRORED = {".git", "__pycache__", "node_modules"}
 
 Stamp = tuple[int, int]  # size in bytes and modification time in ns, which tell whether a file has changed
@@ -26,7 +32,8 @@ class Mirror:
 
     copies: the copied files, by their paths in the mirror.
     links: the targets of the links, by the paths of the links.
-    files, folders: the originals that are linked, because they are too large or unreadable; folders by relative path.
+    files, folders: the originals that are linked because they are too large or unreadable: files by their own paths,
+        folders by the paths of the links in the mirror, relative to it.
     """
 
     copies: dict[Path, Stamp] = field(default_factory=dict)
@@ -35,14 +42,14 @@ class Mirror:
     folders: list[Path] = field(default_factory=list)
 
     def copy_file(self, path: Path, here: Path) -> None:
-        """Copy `path` to `here`, unless a script has written `here`."""
+        """Copy `path` to `here`, where a file of a script, or an earlier copy, stays."""
         if not here.exists():
             shutil.copy2(path, here)
         if read_stamp(here) == read_stamp(path):  # else the script's file
             self.copies[here] = read_stamp(here)
 
     def make_link(self, here: Path, target: Path) -> bool:
-        """Create a link at `here`, unless a script has written `here`. Returns whether the link exists."""
+        """Create a link at `here` unless something is there. Returns whether `here` is a link to `target`."""
         if not os.path.lexists(here):
             here.symlink_to(target)
         if exists := here.is_symlink() and os.readlink(here) == str(target):
@@ -57,16 +64,17 @@ class Mirror:
 def mirror_folder(source: Path, target: Path, leave_out: Collection[Path] = (), largest: int | None = None) -> Mirror:
     """Mirror the folder `source` in `target`, without `leave_out`: copy files, and link large files and large folders.
 
-    Folders are visited breadth-first, so that the limits are reached in deep folders. A link into `source` becomes a
-    link into `target`; the targets of other links are copied, except for targets in `leave_out` and targets that
-    contain `target`. Files that a script has written in `target` stay.
+    Folders are visited breadth-first, so that the limits are reached in deep folders. A link to an entry of `source`
+    becomes a link to the same entry of `target`. If a link leads elsewhere, the file or folder that it leads to is
+    mirrored in its place. `target` and the entries of `leave_out` are not mirrored, also if links lead to them.
 
-    `largest`: size limit of copied files in bytes (default: COPIED_BYTES).
+    `largest`: size limit of a copied file in bytes (default: COPIED_BYTES).
     """
     source, largest = source.resolve(), COPIED_BYTES if largest is None else largest
     real_left_out, real_target = {path.resolve() for path in leave_out}, target.resolve()
-    # Links into `skipped` are skipped: the mirror would contain itself, or other mirrors. It is the innermost folder of
-    # `leave_out` around the target, or the target.
+    # Nothing in `skipped` is mirrored, so that the mirror contains neither itself nor other mirrors. `skipped` is the
+    # target, or the folder of `leave_out` around it. Of several folders it is the innermost, the search of a trial: a
+    # link of the user to another run in the outer folder `runs` is mirrored.
     around_target = [path for path in real_left_out if real_target.is_relative_to(path)]
     skipped = max(around_target, key=lambda path: len(path.parts), default=real_target)
     mirror, copied_bytes, entries = Mirror(), 0, _count_entries(source)
@@ -81,12 +89,14 @@ def mirror_folder(source: Path, target: Path, leave_out: Collection[Path] = (), 
                 continue
             if real.is_relative_to(skipped) or _is_environment(real):
                 continue
-            # A link to an entry of the mirror, or a folder that is already mirrored: a link within the mirror.
+            # A link to an entry of a mirrored folder becomes a link within the mirror. So does a folder that is
+            # mirrored already, because a link led to it.
             if (entry.is_symlink() or real in places) and (inside := _find_place(real, places, real_left_out)):
                 mirror.make_link(here, inside)
                 continue
             is_folder, is_file = os.path.isdir(path), os.path.isfile(path)
-            can_copy = not here.is_symlink() and os.access(path, os.R_OK)  # `here` may be a link already
+            # `here` may be a link of an earlier mirror or of a script, or a script's file in place of a folder.
+            can_copy = not here.is_symlink() and os.access(path, os.R_OK)
             if is_folder and can_copy and os.access(path, os.X_OK) and not here.is_file():
                 count = _count_entries(real)
                 if entries + count <= ENTRIES:
@@ -101,7 +111,7 @@ def mirror_folder(source: Path, target: Path, leave_out: Collection[Path] = (), 
                     copied_bytes += size
                     mirror.copy_file(path, here)
                     continue
-            # What was not mirrored above is too large or unreadable: a link to the original.
+            # The rest is too large, unreadable, or linked by an earlier mirror: a link to the original.
             if not (is_folder or is_file) or not mirror.make_link(here, real):
                 continue
             if is_folder:
@@ -149,17 +159,17 @@ def list_files(folder: Path) -> dict[str, Stamp]:
 
 
 def make_mirror_command(target: Sequence[str], source: Path, place: Path) -> list[str]:
-    """The command that runs `target` in `place`, the mirror of `source`. It names the copy of the script in the mirror,
-    if there is one, so that the script finds and writes files next to itself there.
+    """The words that run `target` in `place`, the mirror of `source`. They name the script in the mirror, if it is
+    there, so that the script finds and writes files next to itself there.
 
-    target: a script with its arguments, or `-m` and a module. A script that is a link to another file of `source` stays
-        a link.
+    target: a script with its arguments, or `-m` and a module. A script may be a link. If it leads to a file of
+        `source`, the words name this link in the mirror; if it leads out of `source`, they name the original link.
     """
     if target[0] == "-m":
         return list(target)
     named, real = Path(os.path.abspath(source / target[0])), (source / target[0]).resolve()
     if real.is_relative_to(source):
-        for path in (named, real):  # `named` may go through a link to `source`
+        for path in (named, real):  # `named` is outside of `source` if a link to `source` is in it
             if path.is_relative_to(source) and (place / path.relative_to(source)).exists():
                 return [str(place / path.relative_to(source)), *target[1:]]
     return [str(named), *target[1:]]

@@ -20,7 +20,7 @@ import numpy as np
 from matex_tf.resilience import serialization
 from matex_tf.runtime import atomic, temp_folders
 
-GENERATIONS = 2  # the number of kept states inside calls of `fit`
+GENERATIONS = 2  # how many files of the kind "state" are kept, the newest ones
 BEGIN, LOCK = "begin", "lock"  # names of files
 _MAGIC = b"matex_tf run state 2\n"  # begins each file; 2 is the version of the format
 _WRITE_BYTES = 16 << 20
@@ -87,8 +87,8 @@ def read_state(path: str) -> Any:
 class Folder:
     """The folder `path`, created if it does not exist. Raises Foreign, or OSError if it cannot be created.
 
-    `state-NUMBER`: a state inside a call of `fit`; the two newest are kept. `end-NUMBER`: the state at the end of call
-    NUMBER of `fit`. `begin`: the beginning of the run.
+    Its files: `state-NUMBER` is a state inside a call of `fit`; the two newest are kept. `end-NUMBER` is the state at
+    the end of call NUMBER of `fit`. `begin` is what a restart needs of the start of the run, such as its random seed.
     """
 
     def __init__(self, path: str):
@@ -98,7 +98,7 @@ class Folder:
     def _make_folder(self) -> None:
         path = self.path
         os.makedirs(path, mode=0o700, exist_ok=True)
-        for state in (os.lstat(path), os.stat(path)):  # of a link, and of the folder to which it leads
+        for state in (os.lstat(path), os.stat(path)):  # if `path` is a link: of the link and of its folder
             if state.st_uid != os.getuid() or not stat.S_ISDIR(os.stat(path).st_mode):
                 raise Foreign(f"{path} belongs to another user (number {state.st_uid})")
         if os.stat(path).st_mode & 0o022:
@@ -123,7 +123,7 @@ class Folder:
             return None
 
     def find_newest(self) -> tuple[int, Any]:
-        """The number and content of the newest undamaged state; (-1, None) if there is none."""
+        """The number and content of the newest readable file of the kind "state"; (-1, None) if there is none."""
         for number in reversed(self.list_numbers("state")):
             content = self.read_file(name_file("state", number))
             if content is not None:
@@ -131,7 +131,9 @@ class Folder:
         return -1, None
 
     def write_file(self, kind: str, number: int, packed: Any, arrays: Sequence[np.ndarray]) -> None:
-        """Write a state, and remove old generations of the kind "state"."""
+        """Write the state `number` of `kind` "state" or "end". Of the kind "state", remove older files than the newest
+        `GENERATIONS`.
+        """
         write_state(self.locate_file(name_file(kind, number)), packed, arrays)
         if kind == "state":
             for old in self.list_numbers("state")[:-GENERATIONS]:
@@ -148,9 +150,9 @@ class Folder:
         """Lock the folder for this process. Returns a descriptor that holds the lock while it is open; None if another
         process holds it.
 
-        The lock is a file, because hosts that share a file system see locks of files, but not of folders. A run that
-        has ended successfully removes the folder; it is then created again. `tell` gets the error of a file system
-        without locks, where every process gets the lock.
+        The lock is on a file, because hosts that share a file system see locks of files, but not of folders. If another
+        run ends meanwhile and removes the folder, it is created again. On a file system without locks every process
+        gets the lock, and `tell` is called with the error.
         """
         while True:
             try:

@@ -27,9 +27,9 @@ class Table(Columns):
 
     def learn_types(self, sample: bytes, file: Path, line: int, dtype: Any) -> None:
         """Choose the types of columns from dtype= and `sample`, complete records of `file` from line `line` on."""
-        inferred: dict[int, Any] = dict.fromkeys(self.used, pa.null())
+        inferred: dict[int, Any] = dict.fromkeys(self.used, pa.null())  # no values, which count as numbers
         if sample.strip():
-            place = f"{file}, line {line}"
+            place = f"{file}, line {line}"  # of the first record
             table = blocks.parse_block(
                 sample, self.names, self.used, None, self.dialect, has_newlines=True, find_line=lambda: place
             )
@@ -41,22 +41,31 @@ class Table(Columns):
         self.choose_types(inferred, dtype)
 
     def find_default_dtype(self, field: str, kind: Any) -> np.dtype:
-        """int64 for labels that are whole numbers or texts (`kind` is an integer or bool), float64 for all else."""
+        """int64 for labels that are whole numbers, bools or texts, float64 for all else.
+
+        `kind` of texts is int64, the type of their codes (`Columns.choose_types`).
+        """
         return np.dtype("i8" if field == "labels" and is_whole(kind) else "f8")
 
     def find_types(self, fields: Iterable[str]) -> dict[int, Any]:
-        """As in `Columns`, but floats are parsed as float64: `fill_rows` finds the ones too large for their dtype."""
+        """As in `Columns`, but floats are parsed as float64. A number too large for a smaller dtype is still finite
+        there, and `fill_rows` finds it.
+        """
         types = super().find_types(fields)
         return {number: pa.float64() if pa.types.is_floating(kind) else kind for number, kind in types.items()}
 
     def _check_text(self, number: int, column: Any, sample: bytes, place: str) -> None:
-        """Raises ReaderError if a column that would be read as text holds mostly numbers."""
+        """Raises ReaderError if a column that would be read as text holds mostly numbers.
+
+        The values of `column` have no line numbers. So the sample is parsed again, for the line of the first text that
+        is not a number in the dialect.
+        """
         if not pa.types.is_string(column.type):
             return  # such as dates, which pyarrow recognizes
         counts = {value["values"]: value["counts"] for value in column.drop_null().value_counts().to_pylist()}
         if number_like.are_numbers(counts):
             data = errors.clean_block(sample, self.dialect, lambda: place)
-            # The error names the first text that is not a number in the dialect, if there is one.
+            # `mixed` is the cause that the error names if there is no such text.
             mixed = ValueError(f"numbers in several spellings in column {self.names[number]!r}")
             error = errors.explain_error(data, self.dialect, self.names, {number: pa.float64()}, place, mixed)
             raise ReaderError(f"{error}. Most rows of this column hold numbers")
@@ -64,7 +73,9 @@ class Table(Columns):
     def find_number_among_texts(self, counts: Mapping[int, Mapping[str, int]]) -> tuple[int, str] | None:
         """A column of text that has numbers in most rows, and one of these numbers; None if there is no such column.
 
-        `counts`: for each column, the number of rows with each value. Columns that dtype= requests as text are valid.
+        The caller reports a line with this number. Columns that dtype= requests as text are valid.
+
+        `counts`: for each column, the number of rows with each value.
         """
         for number in sorted(set(self.texts) - self.requested_texts):
             if number_like.are_numbers(counts[number]):

@@ -21,22 +21,28 @@ from matex_tf.planner.predict import Prediction, Predictor
 from matex_tf.planner.strategies import find_price
 from matex_tf.world import mpirun_options, placement
 
-CHECKED_STEPS = 60  # steps of a run of --check; by step 36, the ranks have chosen whether updates overlap
-MEASURE_SECONDS = 120  # seconds that ranks may take to time their sums
+CHECKED_STEPS = 60
+"""Steps of a run of --check. The last 20 are measured (`phantoms.SETTLED_STEPS`). Before them, usually by step 36,
+the ranks have chosen whether updates overlap (`adapt.step_trials`).
+"""
+MEASURE_SECONDS = 120
+"""The time limit of the ranks that `run_ranks` starts."""
 Launch = Callable[[int, Sequence[str], Sequence[str], Mapping[str, str] | None], list[str]]
-"""Makes the command line that starts a number of ranks of a script, with options of mpirun, in an environment."""
+"""Makes the command line that starts ranks, from their number, the script with its arguments, options of mpirun, and
+the environment in which it will run (None: the one of this process).
+"""
 
 
 def place_on_hosts(hosts: Sequence[str], per_host: int) -> list[str]:
-    """The options of mpirun that start `per_host` ranks on each of `hosts`, in their order."""
+    """The options of mpirun that start `per_host` ranks on each of `hosts`, in their order; none without hosts."""
     return ["--host", ",".join(f"{name}:{per_host}" for name in hosts)] if hosts else []
 
 
 def measure_links(ranks_per_host: int, hosts: Sequence[str], launch: Launch) -> tuple[LinkMeasurement, ...]:
-    """Measure links: the time of sums over ranks. A link is left out if its ranks cannot be started.
+    """Measure links: the time of sums over ranks. A link that cannot be measured is left out.
 
     The first link is between ranks of this host. If two `hosts` are given, two more are measured: between one rank on
-    each of them, and between all ranks of both.
+    each of them, and between all ranks of both; only one if `ranks_per_host` is 1.
     """
     local_ranks = min(ranks_per_host, len(placement.list_cores()))
     launches = [(local_ranks, list[str]())] if local_ranks > 1 else []
@@ -71,7 +77,7 @@ def _measure_link(ranks: int, options: list[str], launch: Launch) -> LinkMeasure
 
 
 def run_ranks(command: Sequence[str]) -> tuple[int, str, str]:
-    """Run ranks. Returns their exit code, standard output and standard error.
+    """Run `command`, which starts ranks. Returns its exit code, standard output and standard error.
 
     Raises:
         subprocess.TimeoutExpired: they had not ended after `MEASURE_SECONDS`.
@@ -93,10 +99,10 @@ def check_predictions(
         results_file: the file to write the results to, as JSON; "" for no file.
 
     Raises:
-        PlanFileError: MATEX_STRATEGY is impossible for the script, or has no common updates.
+        PlanFileError: MATEX_STRATEGY is impossible for the script, or its ranks do not sum gradients in each update.
     """
     predictor, strategy = Predictor(plan), settings.get_settings().strategy
-    if settings.is_statistical(strategy):  # async or local:H: the ranks do not make every update together
+    if settings.is_statistical(strategy):  # async or local:H: each rank updates from its own gradients
         raise plan_file.PlanFileError(
             f"--check times the updates of ranks together; MATEX_STRATEGY={strategy} has none"
         )
@@ -126,8 +132,10 @@ def check_predictions(
 
 
 def describe_difference(plan: Plan, ranks: int, options: Sequence[str]) -> str:
-    """How the placement of started ranks differs from the predicted one, for a warning; "" if it does not."""
-    hosts, cores = ceil(ranks / plan.ranks_per_host), len(placement.list_cores())  # `hosts`: as predicted
+    """A warning that `ranks` ranks are measured on this host, although they are predicted on several hosts or on more
+    cores than it has; "" if they are not, or if `options` or a batch system choose the hosts.
+    """
+    hosts, cores = ceil(ranks / plan.ranks_per_host), len(placement.list_cores())  # predicted hosts, present cores
     fits_here = hosts == 1 and ranks <= cores
     if ranks == 1 or fits_here or mpirun_options.chooses_hosts(options, os.environ):
         return ""
@@ -137,11 +145,16 @@ def describe_difference(plan: Plan, ranks: int, options: Sequence[str]) -> str:
 
 
 def time_real_run(plan: Plan, prediction: Prediction, options: Sequence[str], launch: Launch) -> float:
-    """The seconds of a typical step of the plan's script on `prediction.ranks` ranks."""
+    """The median seconds of a step of the plan's script on `prediction.ranks` ranks.
+
+    Raises:
+        phantoms.NotMeasured: the script fails, does not train, or ends too early.
+    """
     limits = phantoms.make_limits(plan.memory, plan.microbatch)
     shared = cache.find_cache_folder() if options else None  # all hosts must see the folder of the run
     with started.make_place(shared) as folder:
         if prediction.ranks == 1:
+            # Without other ranks a phantom rank is a real one: rank 0 of 1, in 1 copy.
             alone = phantoms.measure_copies(plan.script, 1, 1, folder, scaling=plan.scaling, limits=limits)
             return alone.size.typical
 

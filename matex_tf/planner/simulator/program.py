@@ -1,6 +1,6 @@
-"""The program of a rank: the times of its computation, gradients and collectives in a step.
+"""The program of a rank: when, within a step, its computation ends, gradients are ready, and collectives begin.
 
-It is predicted from a plan file: what `matex plan` has measured of the script for some numbers of ranks.
+It is predicted from a plan file, which has the measurements of `matex plan` for some numbers of ranks.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class Program:
     compute: float
     """The end of the computation."""
     names: tuple[str, ...]
-    """Of the gradients."""
+    """Names of the gradients."""
     sizes: tuple[int, ...]
     """Bytes of the gradients."""
     ready: tuple[float, ...]
-    """For each gradient, the time at which it and all previous gradients are ready."""
+    """For each gradient, the time from which it and all gradients before it in `names` are ready."""
     collectives: tuple[TimedCollective, ...] = ()
-    """The other collectives."""
+    """The collectives other than the sums of gradients, in order of time."""
 
     @property
     def bytes(self) -> int:
@@ -58,7 +58,8 @@ def make_program(plan: plan_file.Plan, ranks: int) -> Program:
     ranks = arguments.check_whole_number("simulate", "ranks", ranks)
     model = Compute(plan)
     compute = model.estimate_seconds(ranks)
-    # Interpolated times may be out of order, or after the end of the computation.
+    # Each time is interpolated by itself, so it may be before the previous one, or after the end of the computation:
+    # raise or lower it to that.
     starts = itertools.accumulate((min(start, compute) for start in model.estimate_collective_times(ranks)), max)
     collectives = zip(starts, plan.collectives, model.estimate_collective_bytes(ranks))
     return Program(

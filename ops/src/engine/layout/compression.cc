@@ -13,14 +13,15 @@
 namespace matex {
 namespace {
 
-constexpr int kPackBlock = 512;  // numbers
+constexpr int kPackBlock = 512;  // how many numbers are converted at a time
 // Bits of a float32: all but the sign; infinity. NaN has a larger magnitude.
 constexpr uint32_t kMagnitude = 0x7FFFFFFFu, kInfinity = 0x7F800000u;
 // The leading bits of a number's magnitude assign it to one of 2^11 classes, ordered by magnitude.
 constexpr int kClassBits = 11, kBelow = 31 - kClassBits;
 
-// The exponent e such that largest * 2^e lies in [2^14, 2^15), near the top of float16's range, which ends at 65504.
-// `largest`: the bits of a float32 that is not negative; for 0, e is 0.
+// The exponent e such that largest * 2^e lies in [2^14, 2^15), near the top of float16's range, which ends at 65504. At
+// most 113: if `largest` is less than 2^-99, the product is less than 2^14. `largest`: the bits of a finite float32
+// that is not negative; for 0, e is 0.
 int PowerFor(uint32_t largest) {
   constexpr int kMaxExponent = 14, kMaxPower = 113;  // 2^113 and 2^-113 are both float32
   if (largest == 0) return 0;
@@ -67,8 +68,8 @@ std::string Compression::ToString() const {
 }
 
 double Compression::CompressedFraction(int ranks) const {
-  // Top-k: each rank receives an index and a value, 8 bytes, for each number that a rank sends. Without compression, a
-  // ring moves the 4 bytes of each number twice.
+  // Without compression, a ring moves the 4 bytes of each number twice: 8 bytes a number. Top-k: each rank receives 8
+  // bytes, an index and a value, for each number that a rank sends: on average 8 * share * ranks bytes a number.
   if (kind == Kind::kTopK) return share * ranks;
   return kind == Kind::kNone ? 1 : 0.5;
 }
@@ -83,6 +84,7 @@ void Pack(Compression::Kind kind, const float* values, int64_t count, char* pack
     }
     power = PowerFor(largest);
   }
+  // The exponent comes first; 0 for bfloat16.
   std::memcpy(packed, &power, sizeof power);
   const float factor = std::ldexp(1.0f, power);
   if (kind == Compression::Kind::kFloat16) return PackAs<Float16>(values, count, factor, packed + sizeof power);

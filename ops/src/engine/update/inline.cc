@@ -1,11 +1,15 @@
 // The inline reduction (inline.h): the calling thread sums gradients over ranks, and returns when all are summed. Its
 // opposite is the overlapped reduction (async_reduction.h), in which another thread sums while the step computes. After
-// the rendezvous of the collective, the gradients are summed transfer by transfer (layout.h), in one of four ways:
-// 1. In shared memory, where each rank sums only the elements that it needs (RunShares).
+// the rendezvous of the collective, ReduceInline sums the gradients in one of four ways. Way 1 sums all gradients of a
+// type together. The other ways sum one transfer (layout.h) after another: a gradient, a part of one, or several small
+// ones.
+// 1. In shared memory, if ranks own pieces of variables: each rank gets only the sums that it needs (RunShares).
 // 2. In shared memory: gradients are scaled directly into it, and sums are written directly to the outputs.
 // 3. By the Adder (allreduce.h): gradients are scaled into a buffer or the outputs, and summed there.
 // 4. By the Adder, with a check that gradients and sums are finite numbers (finite_check.h), for checked layouts.
-// Compressed transfers always take way 3 or 4. SumInPlace leaves all sums to MPI.
+// Compressed transfers always take way 3 or 4.
+//
+// SumInPlace is for buffers in device memory: MPI makes all its sums.
 #include "engine/update/inline.h"
 
 #include <mutex>
@@ -22,7 +26,7 @@ namespace matex {
 namespace {
 
 // The collective of a reduction, for the rendezvous: the gradients of an update, or a plain all-reduce. Its bytes are
-// for the trace, and 0 for an update (rendezvous.h).
+// for the trace: 0 for an update, of which the trace adds up the bytes of the transfers.
 Call CallOf(const Layout& layout, const Batch& batch, const std::function<std::string()>& place) {
   const Kind kind = batch.is_update() ? Kind::kGradients : Kind::kAllreduce;
   int64_t bytes = 0;
@@ -50,8 +54,9 @@ Error ReduceInline(const Layout& layout, const void* const* inputs, void* const*
   if (error) return error;
   // The place and number of the update, for errors of the check of finite numbers.
   const auto numbered = [&place] { return place() + ", update " + std::to_string(CountOf(Kind::kGradients) + 1); };
-  // Stays null if the Adder does not sum in shared memory, or if the layout is checked: the check needs a rank's own
-  // gradients in memory before the sum, and the sums in the same memory after it. Way 2 has no such memory.
+  // Stays null if the Adder does not sum in shared memory, or if the layout is checked; then only ways 3 and 4 remain.
+  // The check needs a rank's own gradients in memory before the sum, and the sums in the same memory after it. Ways 1
+  // and 2 have no such memory.
   SharedMemory* memory = nullptr;
   if (world.has_peers() && !layout.checked()) error = InlineAdder().GetSharedMemory(&memory, place);
   if (error) return Finish(call, error);
@@ -63,6 +68,7 @@ Error ReduceInline(const Layout& layout, const void* const* inputs, void* const*
     }
     return Finish(call, MpiError(code, "the all-reduce in shared memory", place()));
   }
+  // RunTransfer with `memory` sums in it (way 2). With a layout and a function it sums by the function (ways 3 and 4).
   for (const Transfer& transfer : layout.transfers()) {
     if (memory != nullptr && !transfer.compressed) {  // way 2
       error =
