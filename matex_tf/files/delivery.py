@@ -54,7 +54,7 @@ def deliver_file(path: str) -> None:
     """Wait until the files that rank 0 saved to its `path` exist at this rank's `path`. Collective."""
     me = world.get_world()
     path_of_0, parts = objects.broadcast((path, list_parts(path)) if me.rank == 0 else None, "the list of saved files")
-    place = path
+    place = os.path.abspath(path)  # as the script sees it: the real working folder may be in the private folder
     is_same = path == path_of_0 and _leads_to_same(path)
     if not is_same:
         # `find_real_path` returns the path of the copy in the private folder; or `path`, if the view does not handle

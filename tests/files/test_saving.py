@@ -39,6 +39,7 @@ OWN_FOLDERS = """
 import os, shutil
 import tensorflow as tf
 import matex_tf
+from matex_tf.files import delivery
 
 folder = f"run-{os.getpid()}"  # each rank has another name, as with the time of its start
 variable = tf.Variable(3.0)
@@ -62,6 +63,14 @@ open("again/own.txt", "w").close()
 checkpoint.write("again/saved")
 os.chdir("again")
 checkpoint.read("saved").assert_consumed()
+os.chdir("..")
+shutil.rmtree("again")
+
+os.mkdir("again")  # the working folder is the rank's own, until a save for all
+open("again/own.txt", "w").close()
+os.chdir("again")
+delivery._send_part = None  # every rank sees rank 0's files, so that none gets a copy, which would replace them
+checkpoint.write("saved")
 os.chdir("..")
 shutil.rmtree("again")
 """
