@@ -64,6 +64,7 @@ checkpoint.write("again/saved")
 os.chdir("again")
 checkpoint.read("saved").assert_consumed()
 os.chdir("..")
+matex_tf.barrier()  # a rank that stands in a folder of the disk loses it if rank 0, further on, removes it
 shutil.rmtree("again")
 
 os.mkdir("again")  # the working folder is the rank's own, until a save for all
@@ -72,6 +73,7 @@ os.chdir("again")
 delivery._send_part = None  # every rank sees rank 0's files, so that none gets a copy, which would replace them
 checkpoint.write("saved")
 os.chdir("..")
+matex_tf.barrier()
 shutil.rmtree("again")
 """
 
