@@ -13,8 +13,6 @@ import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
 from matex_tf import ops, settings
 from matex_tf.apart import choice, keras_fit, own_rows
 from matex_tf.apart.epoch_metrics import EpochMetrics
@@ -22,7 +20,7 @@ from matex_tf.resilience import elastic
 from matex_tf.runtime import notes, objects
 from matex_tf.steps import agreement, events
 from matex_tf.steps.plan import CopyKind
-from matex_tf.steps.variables import find_birth, find_name, find_tf_variable
+from matex_tf.steps.variables import find_birth, find_name, find_tf_variable, read_value
 from matex_tf.world import world
 
 _MAX_GROUP_BYTES = 1 << 22
@@ -131,7 +129,7 @@ class LocalSteps:
             self._average_trained()
         others = [variable for key, variable in self._used.items() if key not in self._trained]
         others = sorted((variable for variable in others if variable.dtype.name != "string"), key=find_birth)
-        digests = [ops.hash_content(np.asarray(variable.numpy())) for variable in others]
+        digests = [ops.hash_content(read_value(variable)) for variable in others]
         everyone = objects.allgather(digests, "the variables of ranks that trained by themselves")
         _average([variable for variable, of_ranks in zip(others, zip(*everyone)) if len(set(of_ranks)) > 1])
         self._trained, self._used = {}, {}

@@ -68,7 +68,7 @@ def _select_readable(variables: Iterable[Any]) -> list[Any]:
     return sorted(found, key=find_birth)
 
 
-def _read_value(variable: Any) -> np.ndarray:
+def read_value(variable: Any) -> np.ndarray:
     """The value of a variable, without a copy if it is in host memory. Valid until the variable is assigned to."""
     inner = find_tf_variable(variable)
     with tf.device(inner.device):  # otherwise a variable in host memory is copied to a GPU and back
@@ -133,7 +133,7 @@ def synchronize_variables(variables: Iterable[Any], what: str, trained: Iterable
         return []
     chosen = _select_readable(variables)
     names = [find_name(variable) for variable in chosen]
-    changed = find_differing(names, map(_read_value, chosen), what)
+    changed = find_differing(names, map(read_value, chosen), what)
     trained_ids = {id(find_tf_variable(variable)) for variable in trained}
     for index in changed:
         if id(find_tf_variable(chosen[index])) in trained_ids:
@@ -143,7 +143,7 @@ def synchronize_variables(variables: Iterable[Any], what: str, trained: Iterable
                 "loads between steps, or an update from values that differ between ranks."
             )
     for index in changed:
-        value = objects.broadcast(_read_value(chosen[index]), f"sending variable number {index} from rank 0")
+        value = objects.broadcast(read_value(chosen[index]), f"sending variable number {index} from rank 0")
         find_tf_variable(chosen[index]).assign(value)
     for variable in select_new(chosen):
         inner, number = find_tf_variable(variable), next(_numbers)
