@@ -1,4 +1,4 @@
-"""A flag with one value for each thread, which is set while the thread is in a context."""
+"""What a thread is in: a flag with one value for each thread, set while the thread is in a context; the main thread."""
 
 from __future__ import annotations
 
@@ -28,6 +28,11 @@ class ThreadFlag:
             yield
         finally:
             self._state.is_set = outer
+
+
+def is_main_thread() -> bool:
+    """Whether this is the main thread. Ranks share no work of other threads of a script, which are not in step."""
+    return threading.current_thread() is threading.main_thread()
 
 
 starts_own = ThreadFlag()

@@ -13,7 +13,8 @@ from matex_tf.apart import choice
 from matex_tf.apart.async_fit import AsyncFit
 from matex_tf.runtime.keras_table import KerasTable
 from matex_tf.servers.pieces import update_costs
-from matex_tf.steps import agreement, events, own_data
+from matex_tf.steps import events, own_data
+from matex_tf.thread_flag import is_main_thread
 from matex_tf.world import world
 
 HOOKS = KerasTable()
@@ -31,7 +32,7 @@ def _wrap_fit(original: Any) -> Any:
         try:
             # `matex plan` measures whether ranks could take turns.
             is_requested = choice.is_chosen("async") or update_costs.are_measured()
-            if not is_requested or own_data.is_alone() or not agreement.is_main_thread():
+            if not is_requested or own_data.is_alone() or not is_main_thread():
                 return original(self, *args, **kwargs)
             call = AsyncFit(self, _find_obstacle(self))
             _fits.append(call)
@@ -63,7 +64,7 @@ def _find_obstacle(model: Any) -> str:
 def _wrap_source(original: Any) -> Any:
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        if _fits and _fits[-1].source is None and agreement.is_main_thread():
+        if _fits and _fits[-1].source is None and is_main_thread():
             _fits[-1].source = self
 
     return __init__

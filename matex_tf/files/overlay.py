@@ -16,13 +16,13 @@ import functools
 import os
 import shutil
 import stat
-import threading
 from collections.abc import Iterator
 
 from matex_tf import settings
 from matex_tf.files import journal, layers, private_folder
 from matex_tf.files.view import View
 from matex_tf.runtime import real_files, shutdown
+from matex_tf.thread_flag import is_main_thread
 from matex_tf.world import terminal, world
 
 _PREFIX = "matex_tf-files-"
@@ -57,7 +57,7 @@ def is_reached_by_all() -> bool:
     such a script decides itself which rank acts. Within `use_real_files` one rank alone may act, for example to save a
     file for all ranks.
     """
-    is_main = threading.current_thread() is threading.main_thread() and not shutdown.have_all_ended()
+    is_main = is_main_thread() and not shutdown.have_all_ended()
     return is_main and world.is_active() and not (world.script_knows_ranks or real_files.uses_real_files())
 
 

@@ -10,7 +10,6 @@ import contextlib
 import inspect
 import os
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,7 +21,7 @@ from matex_tf.files.functions import Proxy, find_real_path
 from matex_tf.runtime import atomic, objects, real_files, shutdown, watchdog
 from matex_tf.runtime.keras_table import KerasTable
 from matex_tf.steps import events, pieces
-from matex_tf.thread_flag import ThreadFlag
+from matex_tf.thread_flag import ThreadFlag, is_main_thread
 from matex_tf.world import membership, world
 
 HOOKS = KerasTable(when=lambda: settings.get_settings().output != "all")  # "all": each rank saves its own files
@@ -192,7 +191,7 @@ HOOKS.replace_in(
 
 def _is_called_by_all() -> bool:
     """Whether all ranks make the save that this thread makes now, and can wait for one another."""
-    is_main = threading.current_thread() is threading.main_thread()
+    is_main = is_main_thread()
     return is_main and not _is_by_clock and not shutdown.have_all_ended()
 
 

@@ -14,6 +14,7 @@ from matex_tf import settings
 from matex_tf.runtime import notes, objects
 from matex_tf.runtime.keras_table import KerasTable
 from matex_tf.steps import agreement, events
+from matex_tf.thread_flag import is_main_thread
 from matex_tf.world import world
 
 HOOKS = KerasTable()
@@ -28,7 +29,7 @@ def _wrap_list(original: Any) -> Any:
 
     def __init__(self, *args, **kwargs):
         original(self, *args, **kwargs)
-        if not world.is_active() or not agreement.is_main_thread():
+        if not world.is_active() or not is_main_thread():
             return
         stops_within = any(map(_may_stop_within_epoch, self.callbacks))
         hears_batches = stops_within or events.batch_ended.is_heard

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import io
-import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -20,6 +19,7 @@ from matex_tf.files import overlay
 from matex_tf.runtime import excepthook, losses, script_frames, shutdown, watchdog
 from matex_tf.servers.pieces import piece_copies
 from matex_tf.steps import events
+from matex_tf.thread_flag import is_main_thread
 from matex_tf.world import exit_codes, membership, terminal, time_limit, world
 
 reported: set[int] = set()
@@ -63,7 +63,7 @@ def attempt_work(what: str, work: Callable[[], Any], undo: Callable[[], None] | 
     Raises:
         LostRankError: the survivors cannot continue. It ends the run, even if the script would catch it.
     """
-    if not is_on() or _in_attempt or threading.current_thread() is not threading.main_thread():
+    if not is_on() or _in_attempt or not is_main_thread():
         return work()
     try:
         # A loss in an operation outside of attempts, which cannot be repeated:

@@ -13,7 +13,7 @@ from matex_tf.resilience import callback_state, data_hooks, run_state, source_da
 from matex_tf.resilience.fit_state import Fit, find_current, is_nested
 from matex_tf.runtime import notes
 from matex_tf.runtime.keras_table import KerasTable
-from matex_tf.steps import agreement, events
+from matex_tf.steps import events
 
 HOOKS = KerasTable()
 _IF_HOOK_MISSING = "a restarted run does not resume from its saved state"
@@ -59,7 +59,7 @@ def _wrap_fit(original: Any) -> Any:
 
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
         run = run_state.get_current()
-        if run is None or not agreement.is_main_thread():  # saving is collective, and threads are not in step
+        if run is None:  # or in another thread
             return original(self, *args, **kwargs)
         if run.current_fit is not None:  # a call within another call of `fit`: its state is not saved
             with is_nested.set():

@@ -27,7 +27,7 @@ from matex_tf import settings
 from matex_tf.resilience import callback_state, random_state, run_state, serialization, state
 from matex_tf.rewrite.graph_ops import has_sequence
 from matex_tf.runtime import notes, objects, rank_records
-from matex_tf.steps import agreement, events
+from matex_tf.steps import events
 from matex_tf.thread_flag import ThreadFlag
 from matex_tf.world import membership, world
 
@@ -41,7 +41,7 @@ is_nested = ThreadFlag()
 def find_current() -> Fit | None:
     """The call of `fit` that runs in this thread, if its state is saved."""
     run = run_state.get_current()
-    return None if run is None or is_nested or not agreement.is_main_thread() else run.current_fit
+    return None if run is None or is_nested else run.current_fit
 
 
 class _Vote(NamedTuple):

@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -25,6 +24,7 @@ from matex_tf import errors, settings
 from matex_tf.resilience import async_writer, random_state, script_file, serialization, state_files
 from matex_tf.runtime import notes, objects, rank_records, real_files, shutdown
 from matex_tf.steps import events
+from matex_tf.thread_flag import is_main_thread
 from matex_tf.world import exit_codes, file_locks, membership, terminal, world
 
 _run: Run | None = None
@@ -49,7 +49,7 @@ def open_run() -> Run | None:
 
 def get_current() -> Run | None:
     """The run whose state is saved; None if there is none, or in a thread other than the main thread."""
-    return _run if threading.current_thread() is threading.main_thread() else None
+    return _run if is_main_thread() else None
 
 
 class Run:

@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 
 from matex_tf import errors, ops, settings
 from matex_tf.runtime import losses, rank_records, script_frames, shutdown, thread_errors
+from matex_tf.thread_flag import is_main_thread
 from matex_tf.world import exit_codes, launcher_variables, membership, task_environment, terminal, world
 
 # A frame of a traceback as text; its only group is the file.
@@ -98,7 +99,7 @@ _plain_exit: Callable[..., Any] = sys.exit
 
 def _exit(code: object = None) -> None:
     """Replaces `sys.exit`, `exit` and `quit`: records the exit code."""
-    if threading.current_thread() is threading.main_thread():  # in another thread, it ends only that thread
+    if is_main_thread():  # in another thread, it ends only that thread
         exit_codes.note_exit(code)
     _plain_exit(code)
 
@@ -114,7 +115,7 @@ def _exit_at_once(code: int) -> None:
     if not world.is_active():
         _plain_exit_at_once(code)
     stack = traceback.extract_stack()[:-1]
-    if code == 0 and threading.current_thread() is threading.main_thread() and not _is_in_op():
+    if code == 0 and is_main_thread() and not _is_in_op():
         shutdown.end_rank()
         shutdown.run_after_end()
         _exit_after_others(code)

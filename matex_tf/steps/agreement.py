@@ -11,7 +11,6 @@ their variables together (`events.ranks_meet`).
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable
 from typing import Any
 
@@ -20,6 +19,7 @@ from matex_tf.rewrite import graph_ops
 from matex_tf.runtime import notes, objects, real_files, shutdown
 from matex_tf.sharding import fingerprint
 from matex_tf.steps import capture, events, own_data, variables
+from matex_tf.thread_flag import is_main_thread
 from matex_tf.world import world
 
 AS_TRAINING_STARTS = "comparing the variables as training starts"
@@ -31,11 +31,6 @@ _has_unchecked = False
 """Whether a step has changed weights since the last comparison."""
 _are_differences_expected = False
 """Whether ranks train by themselves for some steps (`apart.local`). Their weights differ then, and are not compared."""
-
-
-def is_main_thread() -> bool:
-    """Whether this is the main thread. Ranks share no work of other threads of a script, which are not in step."""
-    return threading.current_thread() is threading.main_thread()
 
 
 def is_watched() -> bool:

@@ -22,6 +22,7 @@ from matex_tf.steps.arguments import Arguments, find_batch_key, is_source
 from matex_tf.steps.batches import Batch, LostBatch
 from matex_tf.steps.plan import StepPlan
 from matex_tf.steps.tapes import calls
+from matex_tf.thread_flag import is_main_thread
 
 _PLANS = "step plans"
 _MAX_KEYS = 1024  # of a function: calls that differ in a Python number have different keys
@@ -99,7 +100,7 @@ def call_function(
     is_recorded: a gradient tape of the script records the call.
     """
     # Calls that are intercepted, work of this rank alone, and other threads, whose calls ranks do not make together.
-    is_main = agreement.is_main_thread()
+    is_main = is_main_thread()
     if _interceptors and is_main:
         return _interceptors[-1](original, function, args, kwargs)
     if own_data.is_alone():

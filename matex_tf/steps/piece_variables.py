@@ -17,7 +17,8 @@ from tensorflow.python.ops import handle_data_util
 from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable, ResourceVariable
 
 from matex_tf import errors, ops
-from matex_tf.steps import agreement, pieces
+from matex_tf.steps import pieces
+from matex_tf.thread_flag import is_main_thread
 from matex_tf.world import world
 
 _numbers = itertools.count()
@@ -101,7 +102,7 @@ class PieceVariable(BaseResourceVariable):
 
     def _gather(self) -> Any:
         """The whole value of a variable in pieces. Collective."""
-        if not agreement.is_main_thread():
+        if not is_main_thread():
             raise errors.UnsupportedError(
                 f"a thread of the script reads '{self.name}', a variable of {self.owner} of which each rank holds a "
                 "piece; the ranks can put it together in their main threads only: read it there, or set "

@@ -19,7 +19,8 @@ from matex_tf.lazy import tf
 from matex_tf.own_functions import trace_own
 from matex_tf.rewrite.placement import Placement, make_piece_handle
 from matex_tf.runtime import objects
-from matex_tf.steps import agreement, capture, events, whole_code
+from matex_tf.steps import capture, events, whole_code
+from matex_tf.thread_flag import is_main_thread
 
 _VARIABLE = "variable in pieces"
 THREADED = "the script has a thread of its own, which may read an optimizer's variables by itself"
@@ -92,7 +93,7 @@ def prepare_whole_call(function: Any, args: tuple[Any, ...], kwargs: dict[str, A
     for variable in used.values():
         variable.make_whole()
     handles = {id(inner) for index, (_, inner) in enumerate(graph.captures) if index in used}
-    if agreement.is_main_thread() and any(id(handle) in handles for handle in whole_code.list_written(graph)):
+    if is_main_thread() and any(id(handle) in handles for handle in whole_code.list_written(graph)):
         events.pieces_refused(list(used.values()), why)
 
 

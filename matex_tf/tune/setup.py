@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import shlex
 import signal
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -24,6 +23,7 @@ from matex_tf.deploy.command import fill_name_and_command, find_own_command
 from matex_tf.deploy.options import format_options
 from matex_tf.deploy.sbatch.job_script import Slurm
 from matex_tf.deploy.slurm import check_commands
+from matex_tf.thread_flag import is_main_thread
 from matex_tf.tune import changes, space_file
 from matex_tf.tune.database import RUNNING, Database, DatabaseError, Record, Search, VersionError, find_default_path
 from matex_tf.tune.engines import engine
@@ -186,7 +186,7 @@ def run_search(folder: Path, space: str = "", name: str = "", **changed: Any) ->
     Raises:
         NoSearchError, SpaceError, DatabaseError, SearchError, ImportError, OSError, HostsError: recorded trials remain.
     """
-    if threading.current_thread() is not threading.main_thread():
+    if not is_main_thread():
         raise RuntimeError("a search runs in the main thread only: signals come to it, and trials end with it")
     started_at = time.monotonic()
     database, search = open_search(folder)

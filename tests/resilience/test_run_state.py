@@ -391,7 +391,7 @@ def test_fit_in_a_thread_is_not_saved(monkeypatch):
         return fit_state.find_current()
 
     run = SimpleNamespace(current_fit=None)  # it has none of the attributes that a call whose state is saved needs
-    monkeypatch.setattr(run_state, "get_current", lambda: run)
+    monkeypatch.setattr(run_state, "_run", run)
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(fit_hooks._wrap_fit(fit), "model", "data").result() is None
         run.current_fit = "the call of the main thread"

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import bisect
 import os
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +20,7 @@ from matex_tf.runtime import notes, objects
 from matex_tf.servers.pieces import partition
 from matex_tf.steps import pieces
 from matex_tf.steps.variables import find_tf_variable
+from matex_tf.thread_flag import is_main_thread
 from matex_tf.world import world
 
 _known_hosts: list[Hosts] = []  # one entry, after `note_hosts`
@@ -61,7 +61,7 @@ def keep_whole(why: str) -> None:
     In a thread of the script this does nothing: such a thread starts only after the main thread has called this.
     """
     global _why_whole
-    if not _why_whole and threading.current_thread() is threading.main_thread():
+    if not _why_whole and is_main_thread():
         _why_whole = why
         pieces.keep_all_whole()
         if settings.get_settings().explain:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -24,7 +23,7 @@ from matex_tf.runtime.keras_table import KerasTable
 from matex_tf.servers.pieces import owners, piece_copies
 from matex_tf.steps import events, pieces, publishing
 from matex_tf.steps.variables import find_tf_variable
-from matex_tf.thread_flag import starts_own
+from matex_tf.thread_flag import is_main_thread, starts_own
 from matex_tf.world import world
 
 HOOKS = KerasTable()
@@ -161,7 +160,7 @@ def _create_slot(optimizer: Any, weight: Any, create: Callable[..., Any], **opti
     import tensorflow as tf
 
     # Whole: in a thread of the script, which ranks do not run together; for a weight whose shape is not known.
-    if threading.current_thread() is not threading.main_thread() or not weight.shape.is_fully_defined():
+    if not is_main_thread() or not weight.shape.is_fully_defined():
         return create(**options)
     # Whole: with `auto`, where pieces would not be faster: small weights, and weights to which a rank cannot write its
     # piece in place (`publishing`).
