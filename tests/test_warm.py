@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -85,16 +86,22 @@ def test_ranks_have_seeds_and_addresses_of_their_own():
     assert all(first != second for first, second in zip(*lines)), lines
 
 
+@pytest.mark.parametrize("closed", [(), (0, 1, 2)])
 @pytest.mark.parametrize("number, code", [(signal.SIGTERM, -15), (signal.SIGINT, 130), (signal.SIGKILL, -9)])
-def test_signals_reach_it(tmp_path, number, code):
+def test_signals_reach_it(tmp_path, number, code, closed):
     note = tmp_path / "pid"
     program = launch.script_file(
         f"import os, time\nopen({str(note)!r}, 'w').write(str(os.getpid()))\n"
         "try:\n    time.sleep(60)\nexcept KeyboardInterrupt:\n    os._exit(130)\n"
     )
     words = launch.warmed([sys.executable, program], launch.environment())
-    # What tests start in the background ignores SIGINT.
-    child = subprocess.Popen(words, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
+
+    def prepare():
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # what tests start in the background ignores it
+        for file in closed:
+            os.close(file)
+
+    child = subprocess.Popen(words, preexec_fn=prepare)
     deadline = time.monotonic() + 30
     while not (note.exists() and note.read_text()):
         assert time.monotonic() < deadline
@@ -106,7 +113,8 @@ def test_signals_reach_it(tmp_path, number, code):
         if not os.path.exists(f"/proc/{inner}"):
             return
         time.sleep(0.05)
-    pytest.fail("it still runs")
+    asked = " ".join(map(os.readlink, map("/proc/self/fd/{}".format, range(3))))
+    pytest.fail(f"it still runs: {Path(f'/proc/{inner}/status').read_text()}\nopen here: {asked}")
 
 
 ASKS = """

@@ -24,6 +24,10 @@ PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signa
 def main(path, servers, owner, spent, arguments):
     signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)  # until it is known to whom they go
     rank = os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK") or "0"
+    # Where a standard file is closed, the connection would take its number, and the program would get it and keep it.
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(number)
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.connect(path.replace("INDEX", str(int(rank) % servers)))
     job = {"arguments": arguments, "environment": dict(os.environ), "folder": os.getcwd()}
