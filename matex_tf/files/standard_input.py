@@ -7,12 +7,10 @@ mpirun passes lines on, but not the end of the input, and repeats parts of large
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import io
 import os
 import stat
-import sys
 from typing import Any
 
 from matex_tf import ops, settings
@@ -50,7 +48,6 @@ class _SharedInput(io.RawIOBase):
     """
 
     name = "<stdin>"
-    _is_finalizing = staticmethod(sys.is_finalizing)  # an ending interpreter clears the globals of modules
 
     def __init__(self, is_terminal: bool):
         """is_terminal: whether the run was started at a terminal: mpirun gives rank 0 a pipe in its place."""
@@ -62,15 +59,6 @@ class _SharedInput(io.RawIOBase):
         if os.isatty(_open_input()):
             raise io.UnsupportedOperation("fileno")
         return _open_input()
-
-    def close(self) -> None:
-        """In a process that a rank has started, also close the descriptor, as `multiprocessing` does with `sys.stdin`:
-        a command that the process starts must not read the input of the run.
-        """
-        if not self.closed and not self._is_finalizing() and not world.is_active():
-            with contextlib.suppress(OSError):
-                os.close(_INPUT)
-        super().close()
 
     def readable(self) -> bool:
         return True
