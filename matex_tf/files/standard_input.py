@@ -11,6 +11,7 @@ import functools
 import io
 import os
 import stat
+import sys
 from typing import Any
 
 from matex_tf import ops, settings
@@ -48,17 +49,28 @@ class _SharedInput(io.RawIOBase):
     """
 
     name = "<stdin>"
+    _is_finalizing = staticmethod(sys.is_finalizing)  # an ending interpreter clears the globals of modules
 
     def __init__(self, is_terminal: bool):
         """is_terminal: whether the run was started at a terminal: mpirun gives rank 0 a pipe in its place."""
         super().__init__()
         self._is_terminal = is_terminal
+        self._process = os.getpid()
 
     def fileno(self) -> int:
         """The descriptor of this rank's own input, for example for a command that reads it."""
         if os.isatty(_open_input()):
             raise io.UnsupportedOperation("fileno")
         return _open_input()
+
+    def close(self) -> None:
+        """In a child of this process, also connect the descriptor to the null device: `multiprocessing` closes
+        `sys.stdin` in its children, and a command of the child would wait for ever for the end of mpirun's pipe.
+        """
+        if not self.closed and not self._is_finalizing() and os.getpid() != self._process:
+            with open(os.devnull) as null:
+                os.dup2(null.fileno(), _INPUT)
+        super().close()
 
     def readable(self) -> bool:
         return True

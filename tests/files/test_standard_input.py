@@ -1,10 +1,12 @@
 """Rank 0 reads standard input, and every rank finds there what the script alone finds."""
 
+import os
 import subprocess
 
 import pytest
 
 import launch
+from matex_tf.files import standard_input
 
 SCRIPT = """
 import sys
@@ -79,3 +81,22 @@ def test_rank_0_alone_is_asked_whether_a_file_is_overwritten(tmp_path):
             command, env=full, cwd=tmp_path, capture_output=True, text=True, timeout=100, stdin=answer
         )
     assert ended.returncode == 0 and "saved <stdin> True" in ended.stdout, ended.stderr[-4000:]
+
+
+@pytest.mark.parametrize("closed_by", ["a child", "the rank itself"])
+def test_closing_it_frees_no_descriptor(closed_by):
+    """A file that is opened next would become standard input. A child's commands find the end of the input at once."""
+    shared = standard_input._SharedInput(is_terminal=False)
+    child = os.fork()
+    if child == 0:
+        try:
+            os.dup2(os.pipe()[0], 0)  # as the one of mpirun, which never ends
+            if closed_by == "the rank itself":
+                shared._process = os.getpid()
+            before = os.readlink("/proc/self/fd/0")
+            shared.close()
+            expected = os.devnull if closed_by == "a child" else before
+            os._exit(os.readlink("/proc/self/fd/0") != expected)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
