@@ -141,6 +141,31 @@ def test_pieces_are_published_whatever_the_script_does_with_weights(ranks, ways,
             assert np.allclose(found[f"{name}, figures"], found["allreduce, figures"], rtol=1e-5), name
 
 
+LARGE = """
+import sys
+import numpy as np
+import tensorflow as tf
+import matex_tf
+kernel = tf.Variable(np.linspace(-1, 1, 4111 * 2063, dtype="float32").reshape(4111, 2063))
+x = np.random.default_rng(0).normal(size=(4, 4111)).astype("float32")
+optimizer = tf.keras.optimizers.SGD(0.1, momentum=0.9)
+@tf.function
+def step(x):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(tf.tanh(x @ kernel))
+    optimizer.apply_gradients([(tape.gradient(loss, kernel), kernel)])
+for _ in range(3):
+    step(tf.constant(x))
+np.savez(f"{sys.argv[1]}/rank-{matex_tf.rank()}.npz", kernel=kernel)
+"""
+
+
+def test_pieces_of_more_bytes_than_caches_hold_are_published(tmp_path):
+    """They are copied past the caches, here from and to addresses that are not those of whole lines."""
+    wanted, got, _ = both(2, LARGE, folder=tmp_path)
+    assert len(got) == 2 and not differing(wanted, got)
+
+
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.more)])
 def test_new_weights_come_while_the_next_step_computes(ranks, tmp_path):

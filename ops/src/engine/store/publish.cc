@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "engine/base/hash.h"
+#include "engine/base/stream_copy.h"
 #include "engine/sequence/rendezvous.h"
 #include "engine/sums/allreduce.h"
 #include "engine/store/pulls.h"
@@ -33,11 +34,22 @@ char* At(const DividedVariables& variables, int i, int64_t first) {
 // addresses of its pieces to a table which the others can read (`PublishPiece`). After the barrier every rank has read
 // this rank's pieces, so this rank may change them again.
 int PublishInMemory(const DividedVariables& variables, const World& world, const Homes& homes) {
+  int64_t bytes_of_others = 0;
+  for (int rank = 0; rank < world.size; ++rank) {
+    if (rank != world.rank) bytes_of_others += variables.Owned(rank) * variables.Width();
+  }
+  const bool streams = ShouldStream(bytes_of_others);
   // Ranks begin with different ranks, so that not all read the memory of one rank at the same time.
   for (int distance = 1; distance < world.size; ++distance) {
     const int rank = (world.rank + distance) % world.size;
     variables.Visit(rank, [&](int i, int64_t first, int64_t count) {
-      std::memcpy(At(variables, i, first), homes.PieceOf(rank, i), count * variables.Width());
+      char* const to = At(variables, i, first);
+      const int64_t bytes = count * variables.Width();
+      if (streams) {
+        StreamCopy(homes.PieceOf(rank, i), to, bytes);
+      } else {
+        std::memcpy(to, homes.PieceOf(rank, i), bytes);
+      }
     });
   }
   return MPI_Barrier(world.gradients);

@@ -1,12 +1,13 @@
 // Sums in shared memory (shared_memory.h). A sum has one of three forms. They differ in what a rank waits for:
 //
-// - SumOfTwo, for two ranks: a rank writes blocks and reads the other rank's blocks at the same time. It waits only for
-//   the next block, so copying and adding overlap. Both ranks add all elements.
+// - PassBlocks, for two ranks: a rank writes blocks and reads the other rank's blocks at the same time. It waits only
+//   for the next block, so copying and adding overlap. In a `Sum` both ranks add all elements. In an `Exchange` a rank
+//   writes only the elements that the other rank needs.
 // - SumOfMany, for more ranks: a rank adds only its share of each chunk, and reads the other shares. With all ranks
 //   adding all elements, the work of a rank would grow with their number. Ranks meet twice for each chunk: after they
 //   have written their elements, and after they have added their shares.
-// - SumNeeded, if each rank needs only some elements, for example the elements that it owns: a rank adds these elements
-//   and reads no sum of another rank. So the second meeting is not necessary.
+// - SumNeeded, for more ranks, of which each needs only some elements, for example the elements that it owns: a rank
+//   adds these elements and reads no sum of another rank. So the second meeting is not necessary.
 //
 // A meeting is a barrier (arrivals.h).
 #include "engine/sums/shared_memory.h"
@@ -53,40 +54,38 @@ SharedMemory::SharedMemory(std::unique_ptr<Arrivals> arrivals, int64_t chunk_byt
 
 char* SharedMemory::BufferOf(int rank) const { return arrivals_->BytesOf(rank) + chunks_ % kBuffers * chunk_bytes_; }
 
-int SharedMemory::BeginChunk(char** mine) {
-  *mine = BufferOf(rank_);
-  return BeginUse(Use::kChunks);
-}
-
 void SharedMemory::Write(Type type, const char* one, const char* other, char* to, int64_t count) {
   if (other != nullptr) return Add(type, one, other, to, count);
   std::memcpy(to, one, count * SizeOf(type));
 }
 
 int SharedMemory::Sum(Type type, int64_t count, const Produce& produce, const Consume& consume) {
-  return size_ == 2 ? SumOfTwo(type, count, produce, consume) : SumOfMany(type, count, produce, consume);
+  return size_ == 2 ? PassBlocks(type, count, count, produce, consume) : SumOfMany(type, count, produce, consume);
 }
 
-// Sums in blocks (SumOfTwo) and sums in chunks (the other forms) use the same memory. At a change from one to the other
-// the ranks meet: after the meeting no rank reads the earlier content. Two ranks alternate if they also use SumNeeded.
-int SharedMemory::BeginUse(Use use) {
-  if (use == use_) return MPI_SUCCESS;
-  use_ = use;
-  return arrivals_->Meet();
+int SharedMemory::Exchange(Type type, int64_t theirs, int64_t mine, const Produce& produce,
+                           const ConsumeOther& consume) {
+  return PassBlocks(type, theirs, mine, produce, [&](const char* one, const char* two, int64_t first, int64_t count) {
+    consume(rank_ == 0 ? two : one, first, count);
+  });
 }
 
 // The memory of a rank is a ring of `slots` blocks: block number n, counted from the first sum of the process, is in
 // slot n % slots. A rank writes block n only after both ranks have read block n - slots. The two numbers of `See` are
 // read one after the other: the other rank may have read blocks that it had not yet written at the first look.
-int SharedMemory::SumOfTwo(Type type, int64_t count, const Produce& produce, const Consume& consume) {
-  if (const int code = BeginUse(Use::kBlocks)) return code;
+// Both ranks write and read equally many blocks, so that their numbers stay equal; a shorter share ends with empty ones.
+int SharedMemory::PassBlocks(Type type, int64_t writes, int64_t reads, const Produce& produce, const Consume& consume) {
   const int64_t slots = kBuffers * chunk_bytes_ / kBlockBytes;
   const int64_t block = kBlockBytes / static_cast<int64_t>(SizeOf(type));  // elements
   // This sum's blocks have the numbers [first, last).
-  const int64_t first = blocks_.written, last = first + (count + block - 1) / block;
+  const int64_t first = blocks_.written, last = first + (std::max(writes, reads) + block - 1) / block;
   const int other = 1 - rank_;
   const auto at = [&](int rank, int64_t number) { return arrivals_->BytesOf(rank) + number % slots * kBlockBytes; };
-  const auto length = [&](int64_t number) { return std::min(block, count - (number - first) * block); };
+  // Calls `work(start, count)` for the elements of `all` that block `number` has.
+  const auto within = [&](int64_t all, int64_t number, const auto& work) {
+    const int64_t start = (number - first) * block;
+    if (start < all) work(start, std::min(block, all - start));
+  };
   while (blocks_.read < last) {
     Arrivals::Blocks seen;  // the progress of the other rank
     const auto may_write = [&] {
@@ -102,11 +101,11 @@ int SharedMemory::SumOfTwo(Type type, int64_t count, const Produce& produce, con
     const bool prefers_read = is_far_ahead && may_read();
     if (may_write() && !prefers_read) {
       const int64_t number = blocks_.written;
-      produce(at(rank_, number), (number - first) * block, length(number));
+      within(writes, number, [&](int64_t start, int64_t count) { produce(at(rank_, number), start, count); });
       ++blocks_.written;
     } else {
       const int64_t number = blocks_.read;
-      consume(at(0, number), at(1, number), (number - first) * block, length(number));
+      within(reads, number, [&](int64_t start, int64_t count) { consume(at(0, number), at(1, number), start, count); });
       ++blocks_.read;
     }
     arrivals_->Show(blocks_);

@@ -1,8 +1,7 @@
 // Sums over the ranks of one node in shared memory. Ranks write gradients directly into shared memory and sum directly
 // from it, so no message is sent. Each rank has memory of fixed size, which all ranks read: two buffers, used in turn;
-// or, for a `Sum` of two ranks, a ring of smaller blocks. Longer data pass through it in chunks or blocks. A rank
-// overwrites its memory only after all ranks have read it. An Adder (allreduce.h) makes one object for its
-// communicator.
+// or, for two ranks, a ring of smaller blocks. Longer data pass through it in chunks or blocks. A rank overwrites its
+// memory only after all ranks have read it. An Adder (allreduce.h) makes one object for its communicator.
 #pragma once
 
 #include <mpi.h>
@@ -36,15 +35,20 @@ class SharedMemory {
   // time.
   int Sum(Type type, int64_t count, const Produce& produce, const Consume& consume);
 
-  // A sum of which each rank needs only some elements. The caller divides it into chunks of at most ElementsPerChunk
-  // elements. For each chunk every rank
-  // 1. calls BeginChunk, which sets `mine` to the memory for this rank's elements;
-  // 2. writes these elements there;
-  // 3. calls SumNeeded, which writes the sums of elements [first, first + count) of the chunk to `to`, for each range
+  // For two ranks: a sum of which each rank needs one share. `produce` supplies this rank's elements of the share of
+  // the other rank, which has `theirs` elements. `consume` gets the other rank's elements of the share of this rank,
+  // which has `mine` elements, and adds its own. The other arguments and the result are as in `Sum`.
+  using ConsumeOther = std::function<void(const char* other, int64_t first, int64_t count)>;
+  int Exchange(Type type, int64_t theirs, int64_t mine, const Produce& produce, const ConsumeOther& consume);
+
+  // For more than two ranks: a sum of which each rank needs only some elements. The caller divides it into chunks of at
+  // most ElementsPerChunk elements. For each chunk every rank
+  // 1. writes its elements to the memory that BeginChunk returns;
+  // 2. calls SumNeeded, which writes the sums of elements [first, first + count) of the chunk to `to`, for each range
   //    in `needed`. The ranges differ between ranks.
-  // Both functions are collective, and return an MPI error code.
+  // SumNeeded is collective, and returns an MPI error code.
   int64_t ElementsPerChunk(Type type) const { return chunk_bytes_ / static_cast<int64_t>(SizeOf(type)); }
-  int BeginChunk(char** mine);
+  char* BeginChunk() const { return BufferOf(rank_); }
   struct Needed {
     int64_t first;
     int64_t count;
@@ -53,29 +57,24 @@ class SharedMemory {
   int SumNeeded(Type type, const std::vector<Needed>& needed);
 
   int rank() const { return rank_; }
+  int size() const { return size_; }
 
  private:
-  // The two ways to use the memory: one chunk of all ranks at a time; or (`Sum` for two ranks) many smaller blocks, so
-  // that a rank writes some while the other reads others, without a barrier.
-  enum class Use { kChunks, kBlocks };
-
   // size: the number of ranks.
   SharedMemory(std::unique_ptr<Arrivals> arrivals, int64_t chunk_bytes, int rank, int size);
   // The buffer of a rank for the current chunk.
   char* BufferOf(int rank) const;
-  // `Sum` for two ranks, and for more.
-  int SumOfTwo(Type type, int64_t count, const Produce& produce, const Consume& consume);
+  // `Sum` and `Exchange` for two ranks: a rank writes `writes` elements and reads `reads` elements, in blocks.
+  int PassBlocks(Type type, int64_t writes, int64_t reads, const Produce& produce, const Consume& consume);
+  // `Sum` for more ranks.
   int SumOfMany(Type type, int64_t count, const Produce& produce, const Consume& consume);
-  // Meets the other ranks (a barrier, arrivals.h) if the last sum used the memory differently.
-  int BeginUse(Use use);
 
   const std::unique_ptr<Arrivals> arrivals_;
   const int64_t chunk_bytes_;
   const int rank_;
   const int size_;
-  int64_t chunks_ = 0;  // the number of chunks summed so far; it decides which of the two buffers is used
   Arrivals::Blocks blocks_;  // with two ranks: the blocks that this rank has written and read
-  Use use_ = Use::kChunks;   // how the last sum used the memory
+  int64_t chunks_ = 0;  // with more: the number of chunks summed so far; it decides which of the two buffers is used
 };
 
 }  // namespace matex

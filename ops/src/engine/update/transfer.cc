@@ -182,11 +182,51 @@ Scatter::Scatter(const Layout& layout, int ranks) {
   }
 }
 
-// The shares pass through shared memory in chunks. Each chunk contains equally many elements of each share, so that all
-// ranks sum equally many after each meeting. With two ranks, shares of 5, 5 and 2 elements and room for 9 elements in a
-// chunk, the first chunk has elements 0-2, 0-2 and 0-1 of the shares, the second chunk elements 3-4, 3-4 and none.
+namespace {
+
+// RunShares for two ranks. A rank writes only the elements that the other rank needs, and adds the other rank's
+// elements to its own gradients, which stay where they are.
+int ExchangeShares(const Shares& shares, const void* const* inputs, void* const* outputs, double weight,
+                   SharedMemory* memory) {
+  const Transfer& mine = shares[memory->rank()];
+  const Transfer& theirs = shares[1 - memory->rank()];
+  const Transfer& for_all = shares.back();
+  const Type type = mine.type;
+  const size_t size = SizeOf(type);
+  const int64_t bytes = (mine.count + theirs.count) * static_cast<int64_t>(size);
+  if (bytes > 0) {
+    const Span bucket(Activity::kBucket, &mine.name, bytes);
+    const Span span(Activity::kTransfer, bytes);
+    const auto produce = [&](char* to, int64_t first, int64_t count) {
+      InFragments(theirs, first, count, [&](const Fragment& fragment, int64_t at) {
+        const char* const from = At(static_cast<const char*>(inputs[fragment.entry]), fragment.offset, size);
+        Scale(type, from, At(to, at - first, size), fragment.count, weight);
+      });
+    };
+    const auto consume = [&](const char* other, int64_t first, int64_t count) {
+      InFragments(mine, first, count, [&](const Fragment& fragment, int64_t at) {
+        const char* own = At(static_cast<const char*>(inputs[fragment.entry]), fragment.offset, size);
+        char* const to = At(static_cast<char*>(outputs[fragment.entry]), fragment.offset, size);
+        if (weight != 1) {
+          Scale(type, own, to, fragment.count, weight);
+          own = to;
+        }
+        Add(type, own, At(other, at - first, size), to, fragment.count);
+      });
+    };
+    if (const int code = memory->Exchange(type, theirs.count, mine.count, produce, consume)) return code;
+  }
+  return for_all.count > 0 ? RunTransfer(for_all, inputs, outputs, weight, memory) : MPI_SUCCESS;
+}
+
+}  // namespace
+
+// The shares of more than two ranks pass through shared memory in chunks. Each chunk contains equally many elements of each share, so that all
+// ranks sum equally many after each meeting. With three ranks, shares of 5, 5, 5 and 2 elements and room for 12 elements
+// in a chunk, the first chunk has elements 0-2 of three shares and 0-1 of the last, the second chunk 3-4 of three.
 int RunShares(const Shares& shares, const void* const* inputs, void* const* outputs, double weight,
               SharedMemory* memory) {
+  if (memory->size() == 2) return ExchangeShares(shares, inputs, outputs, weight, memory);
   const Type type = shares.front().type;
   const size_t size = SizeOf(type);
   int64_t longest = 0, total = 0, nonempty = 0;
@@ -200,8 +240,7 @@ int RunShares(const Shares& shares, const void* const* inputs, void* const* outp
   const int64_t max_of_share = memory->ElementsPerChunk(type) / nonempty;  // elements of a share in one chunk
   std::vector<SharedMemory::Needed> needed_ranges;
   for (int64_t first = 0; first < longest; first += max_of_share) {
-    char* mine = nullptr;
-    if (const int code = memory->BeginChunk(&mine)) return code;
+    char* const mine = memory->BeginChunk();
     // This rank writes its elements of all shares, and then sums only the ranges that this rank needs.
     int64_t share_start = 0;  // within the chunk
     needed_ranges.clear();
