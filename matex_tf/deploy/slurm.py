@@ -134,7 +134,8 @@ def _withdraw_script(script: Path) -> str:
 
 def find_queued(script: Path) -> list[str]:
     """The ids of this user's waiting and running jobs of `script`. Raises JobError, UnreachableError."""
-    answer = _ask("squeue", "--me", "--noheader", "--format=%i %o")
+    # --me is of Slurm 20.11. %F is the id of a job, and of an array as a whole.
+    answer = _ask("squeue", f"--user={os.getuid()}", "--noheader", "--format=%F %o")
     if answer.returncode:
         raise _make_query_error("squeue", answer.stderr)
     jobs = (line.partition(" ") for line in answer.stdout.splitlines())
@@ -257,9 +258,8 @@ def find_job(number: str) -> Job:
 def find_newest(job: Job) -> Job:
     """The newest job of `job`'s folder: the user may have submitted its script again by sbatch."""
     with contextlib.suppress(JobError):  # otherwise the folder's note is the best knowledge
-        queued = [int(number) for number in find_queued(Path(job.folder, SCRIPT)) if number.isdigit()]
         # The newest job has the highest number. If no job is queued, `job`, which is from the folder's note, stays.
-        return replace(job, id=str(max(queued, default=job.id, key=int)))
+        return replace(job, id=max(find_queued(Path(job.folder, SCRIPT)), default=job.id, key=int))
     return job
 
 

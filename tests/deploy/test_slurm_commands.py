@@ -259,13 +259,18 @@ def test_a_job_is_not_told_of_the_job_that_submits_it(fakes, monkeypatch):
 
 
 def test_a_folder_is_that_of_the_job_that_was_queued_last(fakes, capfd):
-    """`sbatch runs/train-7/job.sh` makes another job of the folder, which notes itself once it runs."""
+    """`sbatch runs/train-7/job.sh` makes another job of the folder, which notes itself once it runs.
+
+    The job may be an array. Slurm before 20.11 knows no --me.
+    """
     run = Path("runs/train-7")
     run.mkdir(parents=True)
     run_folder.write_note(run, "slurm", "4711")
     fakes.add(
         "squeue",
-        f"echo '12 /elsewhere/job.sh'; echo '4713 {run.absolute()}/job.sh'; echo '4712 {run.absolute()}/job.sh'",
+        '[[ $* != *--me* ]] || { echo "unrecognized option: --me" >&2; exit 1; }\n'
+        '[[ $* = *%F* ]] && last=4713 || last="4713_[1-3]"\n'
+        f"echo '12 /elsewhere/job.sh'; echo $last {run.absolute()}/job.sh; echo '4712 {run.absolute()}/job.sh'",
     )
     fakes.add("scontrol", "next state")
     fakes.answers("state", shown("COMPLETED"))
