@@ -167,8 +167,9 @@ def find_state(job: Job) -> State:
         JobError: this machine belongs to no cluster.
         UnreachableError: Slurm does not answer now.
     """
-    # The user's SLURM_TIME_FORMAT may differ.
-    answer = _ask("scontrol", "show", "job", job.id, env={**os.environ, "SLURM_TIME_FORMAT": "standard"})
+    # The user's SLURM_TIME_FORMAT may differ. SLURM_BITSTR_LEN=0: the numbers of an array's tasks are not abbreviated.
+    formats = {"SLURM_TIME_FORMAT": "standard", "SLURM_BITSTR_LEN": "0"}
+    answer = _ask("scontrol", "show", "job", job.id, env={**os.environ, **formats})
     is_unknown = _UNKNOWN in answer.stderr + answer.stdout
     tasks = arrays.list_folders(job.folder)  # empty unless the job is an array
     if tasks and (answer.returncode == 0 or is_unknown):
@@ -251,7 +252,9 @@ def find_job(number: str) -> Job:
     with contextlib.suppress(UnreachableError):
         answer = _ask("scontrol", "show", "job", number)
         output = re.search(r"^ +StdOut=(.*)/output$", answer.stdout, re.MULTILINE)
-        return Job(number, output.group(1) if output else "")
+        folder = output.group(1) if output else ""
+        # The output of an array's task is in the folder of the task, within the folder of the run.
+        return Job(number, os.path.dirname(folder) if slurm_messages.read_states(answer.stdout) else folder)
     return Job(number)
 
 

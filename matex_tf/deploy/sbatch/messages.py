@@ -177,7 +177,7 @@ def _parse_field(text: str, name: str) -> str:
 
     Fields with the user's text, which could imitate other fields, come after all fields that are read here.
     """
-    match = re.search(rf"^ +(?:\S+=\S* )*{name}=(\S*)", text, re.MULTILINE)
+    match = re.search(rf"^ +(?:\S+=\S* )*?{name}=(\S*)", text, re.MULTILINE)
     return match.group(1) if match else ""
 
 
