@@ -70,8 +70,8 @@ _SCRIPT = """\
 #!/bin/bash
 {heads}submit_folder=$PWD run_folder={folder} child= asked=
 trap 'asked=early; [ -z "$child" ] || {{ asked=told; kill -USR1 $child; }}' USR1
-{before}rm -f "$run_folder/exit-code"
-{command} & child=$!
+rm -f "$run_folder/exit-code"
+{before}{command} & child=$!
 [ "$asked" != early ] || kill -USR1 $child
 wait $child; code=$?
 while kill -0 $child 2> /dev/null; do wait $child; code=$?; done
