@@ -10,6 +10,7 @@ import os
 import shlex
 import signal
 
+from matex_tf.deploy import run_folder
 from matex_tf.deploy.options import parse_time
 
 WARNING = 120  # seconds before the time limit when the ranks are warned, save their state and end
@@ -40,6 +41,19 @@ def format_script(heads: str, folder: str, before: str, command: str, after: str
         heads=heads, folder=folder, before=before, command=command, after=after,
         again=os.EX_TEMPFAIL, signalled=128 + signal.SIGUSR1,
     )  # fmt: skip
+
+
+def format_note(cluster: str, job: str, submitted: str = "") -> str:
+    """Shell text that writes the note of a run's folder. `job` and `submitted` may contain variables of the shell."""
+    note = run_folder.format_note(cluster, job, submitted=submitted).strip().replace('"', '\\"')
+    return _NOTE.format(note=note, file=run_folder.NOTE)
+
+
+# The note is replaced atomically, because a follower may read it at any time.
+_NOTE = """\
+echo "{note}" \\
+        > "$run_folder/{file}.new" && mv "$run_folder/{file}.new" "$run_folder/{file}"\
+"""
 
 
 def format_again(job: str, lines: str, text: str = "", value: str = "") -> str:

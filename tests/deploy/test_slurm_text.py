@@ -36,8 +36,8 @@ rm -f "$run_folder/exit-code"
 if ! grep -qsF "\\"job\\": \\"$SLURM_JOB_ID\\"" "$run_folder/job.json"; then
     submitted=$(SLURM_TIME_FORMAT=%s timeout 60 squeue --noheader --jobs="$SLURM_JOB_ID" --format=%V 2> /dev/null)
     [[ ${SLURM_RESTART_COUNT:-0} = 0 && $submitted =~ ^[0-9]+$ ]] || submitted=
-    note="{\\"cluster\\": \\"slurm\\", \\"job\\": \\"$SLURM_JOB_ID\\", \\"submitted\\": \\"$submitted\\"}"
-    echo "$note" > "$run_folder/job.json"
+    echo "{\\"cluster\\": \\"slurm\\", \\"job\\": \\"$SLURM_JOB_ID\\", \\"submitted\\": \\"$submitted\\"}" \\
+        > "$run_folder/job.json.new" && mv "$run_folder/job.json.new" "$run_folder/job.json"
 fi
 export SLURM_EXPORT_ENV=ALL
 module load openmpi
@@ -169,6 +169,10 @@ def test_a_job_notes_itself_where_another_was_noted(tmp_path):
         subprocess.run(["bash", "-c", text], cwd=tmp_path, env=env, check=True)
         assert run_folder.read_note(folder) == ("slurm", slurm.Job(number, str(folder)))
         assert run_folder.find_submit_time(str(folder)) == expected
+    # A full disk, on which `echo` fails, leaves the note of the job before.
+    full = 'echo() { printf "{"; return 1; }\n'
+    subprocess.run(["bash", "-c", full + text], cwd=tmp_path, env={**env, "SLURM_JOB_ID": "4716"}, check=True)
+    assert run_folder.read_note(folder)[1].id == "4715"
 
 
 def as_sbatch_reads(line: str) -> list[str]:

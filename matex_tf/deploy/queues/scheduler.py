@@ -116,9 +116,7 @@ class Scheduler(abc.ABC):
         """
         lines = [line for line in self.list_options(options, folder) if line]
         option_lines = "".join(f"{self.option_prefix} {line}\n" for line in lines)
-        # The note is JSON; in the script it stands between double quotes, so that the shell replaces $job.
-        note = run_folder.format_note(options.get_kind(), "$job").strip().replace('"', '\\"')
-        write_note = _WRITE_NOTE.format(note=note)
+        write_note = shell_text.format_note(options.get_kind(), "$job")
         preparation = _BEGIN.format(code=os.EX_CONFIG, number=self.own_number, write_note=write_note)
         if options.time:
             seconds = parse_time(options.time) - shell_text.compute_warning(options.time)
@@ -278,9 +276,6 @@ def make_state(
 
 # The parts of the script. `shell_text` sets $run_folder (the run's folder), $code (the exit code of the command) and
 # $asked (empty before the warning), and traps the signal USR1 as the warning.
-#
-# The note is replaced atomically, because a follower may read it at any time.
-_WRITE_NOTE = 'echo "{note}" > "$run_folder/job.json.new" && mv "$run_folder/job.json.new" "$run_folder/job.json"'
 # The script writes its output to a file of its own, because some schedulers copy the output only at the end of the job.
 _BEGIN = """\
 [ -d "$run_folder" ] || {{ echo "matex: host $(hostname) does not see the folder of the run, $run_folder. Submit from \

@@ -133,8 +133,8 @@ def format_script(
     A relative `folder` is relative to the folder of submission.
     """
     number = _TASK_NUMBER if options.array else _JOB_NUMBER
-    note = run_folder.format_note("slurm", number, submitted="$submitted").strip().replace('"', '\\"')
-    before = _WRITE_NOTE.format(note=note, file=run_folder.NOTE, number=number)
+    write_note = shell_text.format_note("slurm", number, "$submitted")
+    before = _WRITE_NOTE.format(write_note=write_note, file=run_folder.NOTE, number=number)
     before += "".join(f"{line}\n" for line in options.setup)
     if options.nodes > 1:
         step = f"srun --nodes={options.nodes} --ntasks={options.nodes} --ntasks-per-node=1"
@@ -182,8 +182,7 @@ _WRITE_NOTE = """\
 if ! grep -qsF "\\"job\\": \\"{number}\\"" "$run_folder/{file}"; then
     submitted=$(SLURM_TIME_FORMAT=%s timeout 60 squeue --noheader --jobs="$SLURM_JOB_ID" --format=%V 2> /dev/null)
     [[ ${{SLURM_RESTART_COUNT:-0}} = 0 && $submitted =~ ^[0-9]+$ ]] || submitted=
-    note="{note}"
-    echo "$note" > "$run_folder/{file}"
+    {write_note}
 fi
 export SLURM_EXPORT_ENV=ALL
 """
