@@ -31,6 +31,7 @@ OPTIONS = {
 #PBS -j oe
 #PBS -r y
 #PBS -V
+#PBS -S /bin/bash
 #PBS -l mem=8gb
 cd "$PBS_O_WORKDIR" || exit 78
 """,

@@ -76,7 +76,7 @@ pytestmark = pytest.mark.usefixtures("nothing_of_this_user")
 WARNED = "bash -c 'trap \"exit {}\" USR1; kill -USR1 $PPID; while :; do sleep 0.01; done'"
 
 
-# PBS runs the script by the user's login shell, which may be no bash.
+# POSIXLY_CORRECT makes bash that of --posix. A PBS without -S runs the script by the user's login shell.
 @pytest.mark.parametrize("shell", [("bash",), ("bash", "--posix"), ("sh",)])
 @pytest.mark.parametrize("command, code", [(WARNED.format(0), 0), (WARNED.format(3), 3), ("(exit 3)", 3)])
 def test_a_run_that_ends_as_it_is_warned_has_its_own_exit_code(tmp_path, command, code, shell):
