@@ -125,7 +125,11 @@ def run_job(fakes, queue, body, hosts="h1\nh1\nh2\nh2\n", warn=False, time="", s
 @pytest.mark.parametrize("queue", QUEUES)
 @pytest.mark.parametrize("code", [0, 3])
 def test_a_job_runs_on_its_hosts_and_notes_its_exit_code(fakes, queue, code):
-    found, output, folder = run_job(fakes, queue, f"exit {code}")
+    fakes.add("sleep", "exec /bin/sleep 60")
+    body = f"until grep -q ^sleep {fakes.folder}/calls; do :; done; exit {code}"
+    # 10 minutes without 2 for the end, of which the setup took 100 seconds
+    found, output, folder = run_job(fakes, queue, body, time="10:00", setup=("SECONDS=100; echo set up",))
+    assert {"sleep 380", "sleep 379"} & set(fakes.calls)
     assert found == code and (folder / "exit-code").read_text() == f"{code}\n" and output == "set up\n"
     assert (folder / "hosts").read_text() == "h1 slots=2\nh2 slots=2\n"
     assert f"matex run --restarts 3 -n 4 --hostfile {folder.absolute()}/hosts train.py" in fakes.calls
@@ -181,10 +185,11 @@ def test_a_job_that_cannot_go_on_says_so(fakes, queue):
 
 
 def test_a_job_without_the_hosts_that_it_asked_for_does_not_run(fakes):
-    """Ranks would share a host in silence."""
-    code, output, _ = run_job(fakes, "pbs", "exit 0", hosts="h1\nh1\n")
+    """Ranks would share a host in silence. The clock of its time limit does not outlive it."""
+    fakes.add("sleep", "")
+    code, output, _ = run_job(fakes, "pbs", "exit 0", hosts="h1\nh1\n", time="1:00:00")
     assert code == os.EX_CONFIG and "was to have 2 hosts, and has: h1" in output
-    assert not any(call.startswith("matex") for call in fakes.calls)
+    assert not any(call.startswith(("matex", "sleep")) for call in fakes.calls)
 
 
 # What schedulers say of jobs, as their manuals and sources have it

@@ -107,7 +107,7 @@ class Scheduler(abc.ABC):
     def format_job(self, options: Queued, target: Sequence[str], folder: str) -> str:
         """The script of a job that runs `target`.
 
-        It consists of option lines, `opening`, `_BEGIN`, the timer, the lines of `setup`, the list of hosts, the
+        It consists of option lines, `opening`, `_BEGIN`, the lines of `setup`, the list of hosts, the timer, the
         variables of the run, the command, the end of the timer, and the submission of a successor. `shell_text` adds
         the trap for the warning before `_BEGIN`, and writes the exit code at the end.
 
@@ -118,9 +118,6 @@ class Scheduler(abc.ABC):
         option_lines = "".join(f"{self.option_prefix} {line}\n" for line in lines)
         write_note = shell_text.format_note(options.get_kind(), "$job")
         preparation = _BEGIN.format(code=os.EX_CONFIG, number=self.own_number, write_note=write_note)
-        if options.time:
-            seconds = parse_time(options.time) - shell_text.compute_warning(options.time)
-            preparation += _START_TIMER.format(seconds=seconds)
         preparation += "".join(f"{line}\n" for line in options.setup)
         # The command without its target. `shlex.join` must not quote the host file, in which the shell replaces a name.
         command = shlex.join(options.make_command([]))
@@ -129,6 +126,9 @@ class Scheduler(abc.ABC):
                 hosts=self.hosts, slots=options.ranks_per_node, nodes=options.nodes, code=os.EX_CONFIG
             )
             command += ' --hostfile "$run_folder/hosts"'
+        if options.time:
+            seconds = parse_time(options.time) - shell_text.compute_warning(options.time)
+            preparation += _START_TIMER.format(seconds=seconds)
         submit = self.submit_successor.format(script=f"{folder}/{SCRIPT}")
         successor_lines = _SUBMIT_SUCCESSOR.format(submit=submit, write_note=write_note, title=self.title)
         conclusion = _END_TIMER if options.time else ""
@@ -284,9 +284,11 @@ exec >> "$run_folder/output" 2>&1
 job={number}
 {write_note}
 """
-# The timer is a shell in the background. Its trap also ends its `sleep`, which would otherwise go on without it.
+# The timer is a shell in the background. Its trap also ends its `sleep`, which would otherwise go on without it. Between
+# its start and its end the script does not exit; the seconds count from the start of the script.
 _START_TIMER = """\
-(trap 'kill $clock; exit' TERM; sleep {seconds} & clock=$!; wait $clock; kill -USR1 $$) & timer=$!
+(trap 'kill $clock; exit' TERM; sleep $(({seconds} > SECONDS ? {seconds} - SECONDS : 0)) & clock=$!; wait $clock
+kill -USR1 $$) & timer=$!
 """
 _END_TIMER = """\
 kill $timer 2> /dev/null
