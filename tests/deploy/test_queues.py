@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from matex_tf.deploy import run_folder
+from matex_tf.deploy import command, run_folder
 from matex_tf.deploy.command import CLUSTERS
 from matex_tf.deploy.job import ENDED, FORGOTTEN, RUNNING, WAITING, Job, JobError, UnreachableError
 from matex_tf.deploy.kinds import KINDS
@@ -148,6 +148,9 @@ def test_a_run_that_is_to_go_on_does_so_in_another_job(fakes, queue, how):
     assert code == 75 and f"matex: job {first} {told} after 0:00:0" in output and "no state yet" in output
     assert f"matex: job {first} goes on as job {second}\n" in output and NEXT[queue] in fakes.calls
     assert run_folder.read_note(folder)[1].id == second and not (folder / "exit-code").exists()
+    # The user knows the first job.
+    assert command.find_job(first, "") == (CLUSTERS[queue], Job(first, str(folder)))
+    assert CLUSTERS[queue].find_newest(Job(first, str(folder))).id == second
 
 
 @pytest.mark.parametrize("queue", QUEUES)

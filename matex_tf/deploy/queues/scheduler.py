@@ -117,7 +117,9 @@ class Scheduler(abc.ABC):
         lines = [line for line in self.list_options(options, folder) if line]
         option_lines = "".join(f"{self.option_prefix} {line}\n" for line in lines)
         write_note = shell_text.format_note(options.get_kind(), "$job")
-        preparation = _BEGIN.format(code=os.EX_CONFIG, number=self.own_number, write_note=write_note)
+        preparation = _BEGIN.format(
+            code=os.EX_CONFIG, number=self.own_number, write_note=write_note, jobs=run_folder.JOBS
+        )
         preparation += "".join(f"{line}\n" for line in options.setup)
         # The command without its target. `shlex.join` must not quote the host file, in which the shell replaces a name.
         command = shlex.join(options.make_command([]))
@@ -283,6 +285,7 @@ a folder on a file system that all nodes share." >&2; exit {code}; }}
 exec >> "$run_folder/output" 2>&1
 job={number}
 {write_note}
+echo "$job" >> "$run_folder/{jobs}"
 """
 # The timer is a shell in the background. Its trap also ends its `sleep`, which would otherwise go on without it. Between
 # its start and its end the script does not exit; the seconds count from the start of the script.
