@@ -76,9 +76,9 @@ if [ $code -eq {again} ]; then
 # A shell handles a signal only between commands, or during `wait`. So the command runs in the background. The signal
 # ends `wait`, so the script waits again while the command runs. The command may end before the script can wait again:
 # then the last `wait` returns its exit code. If an earlier `wait` has returned the code, bash in POSIX mode and some
-# other shells have forgotten it, and return 127. $asked is empty before the warning. It is `told` if the trap has passed
-# the warning on to the command, and `early` if the warning came before the command started. A run that was not yet
-# ready for the warning ends by the signal; then the exit code says that the run asks to be started again.
+# other shells have forgotten it, and return 127. $asked is empty before the warning. It is `told` if the trap has
+# passed the warning on to the command, and `early` if the warning came before the command started. A run that was not
+# yet ready for the warning ends by the signal; then the exit code says that the run asks to be started again.
 _SCRIPT = """\
 #!/bin/bash
 {heads}submit_folder=$PWD run_folder={folder} child= asked=

@@ -9,6 +9,7 @@ import shlex
 import signal
 import subprocess
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -274,6 +275,19 @@ def test_a_refused_job_leaves_nothing_and_names_the_queues(fakes, queue, tmp_pat
     with pytest.raises(JobError, match="there is no such queue.* The queues are: long, short"):
         CLUSTERS[queue].submit_job(KINDS[queue](name="a", queue="nosuch", cpus=1), ["a.py"])
     assert not any(tmp_path.glob("runs/*"))
+
+
+@pytest.mark.parametrize("queue", QUEUES)
+def test_a_job_that_cannot_be_noted_is_cancelled(fakes, queue, monkeypatch):
+    """The disk is full, for example. The folder that the job needs does not remain."""
+    fakes.add(SUBMITS[queue], ANSWERS[queue])
+    cancel = CLUSTERS[queue].cancel_command
+    if queue != "flux":
+        fakes.add(cancel[0], "")
+    monkeypatch.setattr(run_folder, "write_note", Mock(side_effect=OSError("No space left on device")))
+    with pytest.raises(OSError, match="No space left"):
+        CLUSTERS[queue].submit_job(KINDS[queue](name="a"), ["a.py"])
+    assert fakes.calls[-1] == " ".join([*cancel, NUMBERS[queue][0]]) and not any(Path("runs").iterdir())
 
 
 @pytest.mark.parametrize("queue", QUEUES)

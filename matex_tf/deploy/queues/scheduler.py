@@ -171,7 +171,12 @@ class Scheduler(abc.ABC):
             match = self.number_pattern.search(answer.stdout)
             if answer.returncode or not match:
                 raise JobError(explain_refusal(program, _read_message(answer), self.refusals))
-            run_folder.write_note(folder, options.get_kind(), match.group(1))
+            job = Job(match.group(1), str(folder))
+            try:
+                run_folder.write_note(folder, options.get_kind(), job.id)
+            except OSError:  # without its folder, the job must not run
+                self.cancel_job(job)
+                raise
         except UnreachableError as error:
             raise UnreachableError(f"{error}: {check_queue}") from None
         except KeyboardInterrupt:
@@ -180,7 +185,7 @@ class Scheduler(abc.ABC):
         except Exception:
             shutil.rmtree(folder, ignore_errors=True)
             raise
-        return Job(match.group(1), str(folder))
+        return job
 
     @property
     def _advice(self) -> str:
@@ -287,8 +292,8 @@ job={number}
 {write_note}
 echo "$job" >> "$run_folder/{jobs}"
 """
-# The timer is a shell in the background. Its trap also ends its `sleep`, which would otherwise go on without it. Between
-# its start and its end the script does not exit; the seconds count from the start of the script.
+# The timer is a shell in the background. Its trap also ends its `sleep`, which would otherwise go on without it. The
+# script does not exit between the start and the end of the timer. The seconds count from the start of the script.
 _START_TIMER = """\
 (trap 'kill $clock; exit' TERM; sleep $(({seconds} > SECONDS ? {seconds} - SECONDS : 0)) & clock=$!; wait $clock
 kill -USR1 $$) & timer=$!
