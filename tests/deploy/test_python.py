@@ -253,6 +253,7 @@ def test_editors_see_what_can_be_given():
         (lambda: matex_tf.launch("train.py", ranks=2, env={"A B": 1}), ValueError, "env to be names of letters"),
         (lambda: matex_tf.launch("train.py", cluster="slurm"), TypeError, "expected cluster to be matex_tf.Slurm"),
         (lambda: matex_tf.Slurm(node=2), ValueError, "there is no option node; did you mean nodes"),
+        (lambda: matex_tf.launch("train.py", cluster=matex_tf.Kubernetes(nodes=2)), ValueError, "needs --image"),
         (lambda: matex_tf.Kubernetes(nodes="2"), TypeError, "expected nodes to be a whole number"),
     ],
 )
