@@ -362,11 +362,12 @@ def test_a_job_that_could_not_write_is_told(fakes, capfd):
 def test_progress_bars_are_their_last_state_in_a_file(monkeypatch):
     target = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(target))
+    print("before")
     output = following.Output()
     for piece in (b"1/9\r", b"2/9\r3/", b"9\r", b"9/9\n", b"two\r\nab", b"c\r\r"):
         output.write(piece)
     output.close()
-    assert target.getvalue() == b"9/9\ntwo\nabc"
+    assert target.getvalue() == b"before\n9/9\ntwo\nabc"
 
 
 def test_folders_of_runs_are_new_whoever_else_makes_one(fakes):
