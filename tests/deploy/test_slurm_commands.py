@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import getpass
 import io
 import json
 import sys
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from fake_commands import Fakes
 
-from matex_tf.deploy import following, job, python, run_folder, slurm
+from matex_tf.deploy import following, job, python, refusals, run_folder, slurm
 from matex_tf.deploy.sbatch import messages as slurm_messages
 from matex_tf.launch import cli
 
@@ -123,6 +125,13 @@ def test_a_refusal_has_slurms_words_and_what_they_mean(fakes, capfd, words, expe
     lines = "\n".join(said(capfd)[1])
     assert f"submit: sbatch: {words}" in lines.replace("matex ", "") and expected in lines
     assert list(Path("runs").iterdir()) == [] and not any(call.startswith("scancel") for call in fakes.calls)
+
+
+@pytest.mark.parametrize("error", [KeyError, OSError])
+def test_a_user_without_a_name_reads_the_refusal(monkeypatch, error):
+    monkeypatch.setattr(getpass, "getuser", Mock(side_effect=error("getpwuid(): uid not found: 1000")))
+    text = refusals.explain_refusal("sbatch", "Invalid account", slurm_messages.REFUSALS)
+    assert text.startswith("sbatch: Invalid account\nThat is: the account is not known")
 
 
 @pytest.mark.parametrize("how", ["exit 1", "echo 'no number'", "kill -INT $PPID; sleep 5"])
