@@ -76,8 +76,9 @@ class Slurm(Options):
         # Without PMIx, by which tasks of srun find each other, each task of Open MPI would be an MPI job of one rank.
         step = ["srun", "--mpi=pmix", f"--nodes={self.nodes}", f"--ntasks={self.ranks}", "--kill-on-bad-exit=1"]
         step.append(f"--ntasks-per-node={self.ranks_per_node}")
-        # Since Slurm 22.05, srun no longer takes the number from the job, and may bind each task to one core.
-        step += [f"--cpus-per-task={self.cpus}"] if self.cpus else []
+        # Since Slurm 22.05, srun no longer takes the number of cores from the job. A cluster may bind each task to one
+        # core; without `cpus` the ranks distribute the cores of the node (`world.placement`).
+        step.append(f"--cpus-per-task={self.cpus}" if self.cpus else "--cpu-bind=none")
         return [*step, *self._list_python_words(), "-m", "matex_tf", *target]
 
     def _list_python_words(self) -> list[str]:
