@@ -200,11 +200,11 @@ def _find_ended_state(job: Job) -> State:
     with contextlib.suppress(JobError):
         words = ["--noheader", "--allocations", "--parsable2", f"--jobs={job.id}", "--format=State,ExitCode"]
         answer = _ask("sacct", *words)
-        *_, last_line = answer.stdout.splitlines() or [""]
-        state_text, _, code = last_line.partition("|")
-        name = state_text.split(" ")[0]  # "CANCELLED by 1000"
-        if answer.returncode == 0 and name in slurm_messages.ENDS:
-            return State(ENDED, state_text, code=slurm_messages.parse_exit_code(name, code))
+        states = slurm_messages.read_ends(answer.stdout) if answer.returncode == 0 else []
+        if len(states) > 1:  # of the tasks of an array whose folder is unknown
+            return arrays.combine_states({str(task): state for task, state in enumerate(states)}, [])
+        if states:
+            return states[0]
     return run_folder.add_exit_code(job, State(FORGOTTEN, "is not known to Slurm, or no longer; its end is unknown"))
 
 

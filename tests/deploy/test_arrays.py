@@ -165,6 +165,9 @@ def test_srun_starts_the_ranks_where_there_is_no_mpirun():
     asked = slurm.Slurm(name="a", nodes=2, ranks_per_node=3, launcher="srun", matex="/opt/tf/bin/matex")
     text = slurm.format_job(asked, ["a.py", "--lr", "1"], "runs/a-1")
     step = "srun --mpi=pmix --nodes=2 --ntasks=6 --kill-on-bad-exit=1 --ntasks-per-node=3"
-    assert f"{step} --cpu-bind=none /opt/tf/bin/python -m matex_tf a.py --lr 1 & child=$!" in text and "matex run" not in text
+    assert (
+        f"{step} --cpu-bind=none /opt/tf/bin/python -m matex_tf a.py --lr 1 & child=$!" in text
+        and "matex run" not in text
+    )
     text = slurm.format_job(dataclasses.replace(asked, cpus=4), ["a.py"], "runs/a-1")
     assert f"{step} --cpus-per-task=4 /opt/tf/bin/python -m matex_tf a.py & child=$!" in text

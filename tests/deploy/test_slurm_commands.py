@@ -314,6 +314,10 @@ def test_the_end_of_a_job_that_slurm_has_let_go_of(fakes, tmp_path):
     assert slurm.find_state(job.Job("4711", str(tmp_path))).code == 3
     fakes.add("sacct", "echo 'CANCELLED by 1000|0:15'")
     assert slurm.find_state(job.Job("4711", str(tmp_path))) == job.State(job.ENDED, "CANCELLED by 1000", code=143)
+    fakes.add("sacct", "printf 'COMPLETED|0:0\\nFAILED|4:0\\nCOMPLETED|0:0\\n'")  # the tasks of an array
+    assert slurm.find_state(job.Job("4711")) == job.State(job.ENDED, "2 COMPLETED, 1 FAILED", code=4)
+    fakes.add("sacct", "printf 'COMPLETED|0:0\\nRUNNING|0:0\\n'")
+    assert slurm.find_state(job.Job("4711")).phase == job.FORGOTTEN
 
 
 @pytest.mark.parametrize(
