@@ -171,9 +171,10 @@ def find_state(job: Job) -> State:
     formats = {"SLURM_TIME_FORMAT": "standard", "SLURM_BITSTR_LEN": "0"}
     answer = _ask("scontrol", "show", "job", job.id, env={**os.environ, **formats})
     is_unknown = _UNKNOWN in answer.stderr + answer.stdout
-    tasks = arrays.list_folders(job.folder)  # empty unless the job is an array
-    if tasks and (answer.returncode == 0 or is_unknown):
-        return arrays.combine_states(slurm_messages.read_states(answer.stdout), tasks)
+    tasks, task_states = arrays.list_folders(job.folder), slurm_messages.read_states(answer.stdout)
+    # An array has folders, unless this machine does not see them.
+    if len(task_states) > 1 or (tasks and (answer.returncode == 0 or is_unknown)):
+        return arrays.combine_states(task_states, tasks)
     state = slurm_messages.read_state(answer.stdout) if answer.returncode == 0 else None
     if state is None:
         if is_unknown:

@@ -129,6 +129,8 @@ def test_where_an_array_is(fakes, tmp_path, tasks, phase, words, code):
     fakes.add("scontrol", f'[ "$SLURM_BITSTR_LEN" = 0 ] && cat {tmp_path}/said')  # else Slurm shortens long lists
     found = slurm.find_state(Job("12", str(tmp_path / "run")))
     assert found.phase == phase and found.code == code and all(word in found.words for word in words), found
+    unseen = slurm.find_state(Job("12", "/not/seen/here"))
+    assert unseen.phase == phase and (unseen.code == code or len(tasks) == 1)
     fakes.add("scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
     assert slurm.find_state(Job("12", str(tmp_path / "run"))).code == EXIT_UNKNOWN
 
