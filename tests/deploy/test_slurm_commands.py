@@ -377,10 +377,10 @@ def test_progress_bars_are_their_last_state_in_a_file(monkeypatch):
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(target))
     print("before")
     output = following.Output()
-    for piece in (b"1/9\r", b"2/9\r3/", b"9\r", b"9/9\n", b"two\r\nab", b"c\r\r"):
+    for piece in (b"first\n", b"1/9\r", b"2/9\r3/", b"9\r", b"9/9\n", b"two\r\nab", b"c\r\r"):
         output.write(piece)
     output.close()
-    assert target.getvalue() == b"before\n9/9\ntwo\nabc"
+    assert target.getvalue() == b"before\nfirst\n9/9\ntwo\nabc"
 
 
 def test_folders_of_runs_are_new_whoever_else_makes_one(fakes):
