@@ -73,7 +73,7 @@ def check_dependency(dependency: str) -> None:
         if _UNKNOWN in _ask("scontrol", "show", "job", number).stderr:
             raise JobError(
                 f"Slurm knows no job {number}, or no longer, and would not wait for it: --dependency={dependency}. "
-                "`squeue --me` lists your jobs; after a job that has completed, omit the option"
+                "`squeue -u $USER` lists your jobs; after a job that has completed, omit the option"
             )
 
 
@@ -126,7 +126,7 @@ def _withdraw_script(script: Path) -> str:
         for number in find_queued(script):
             _ask("scancel", number)
     except UnreachableError as error:
-        return f"{error}: check with `squeue --me` whether {script} was queued"
+        return f"{error}: check with `squeue -u $USER` whether {script} was queued"
     except JobError:
         pass  # this machine has no squeue, so no sbatch either, or it belongs to no cluster: no job was queued
     return ""

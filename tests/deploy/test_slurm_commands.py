@@ -149,7 +149,7 @@ def test_where_nobody_knows_whether_it_is_queued_that_is_said(fakes, capfd):
     fakes.add("squeue", "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1")
     assert cli.main(["submit", "--slurm", "train.py"]) == 1
     lines = "\n".join(said(capfd)[1])
-    assert "too busy" in lines and "check with `squeue --me` whether runs/train-1/job.sh was queued" in lines
+    assert "too busy" in lines and "check with `squeue -u $USER` whether runs/train-1/job.sh was queued" in lines
     assert Path("runs/train-1/job.sh").is_file()
 
 
