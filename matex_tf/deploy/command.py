@@ -189,7 +189,7 @@ def find_job(job: str, namespace: str) -> tuple[Any, Job]:
         try:
             cluster, noted_job = run_folder.read_note(folder)
             scheduler = CLUSTERS[cluster]
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, KeyError, TypeError):
             raise click.UsageError(f"{job} is not the folder of a job that was submitted") from None
         return scheduler, slurm.find_newest(noted_job) if scheduler is slurm else noted_job
     noted_cluster = run_folder.find_cluster(job)

@@ -88,7 +88,7 @@ def write_note(folder: Path, cluster: str, job: str) -> None:
 
 
 def read_note(folder: Path) -> tuple[str, Job]:
-    """The cluster and the job of a run's folder. Raises OSError; ValueError or KeyError if the note is invalid."""
+    """The cluster and the job of the note. Raises OSError, or ValueError, KeyError, TypeError if it is invalid."""
     fields = json.loads((folder / NOTE).read_text())
     return fields["cluster"], Job(fields["job"], str(folder), fields.get("namespace", ""))
 
@@ -97,7 +97,7 @@ def find_submit_time(folder: str) -> float | None:
     """The time of submission, in seconds since 1970; None if unknown."""
     try:
         return float(json.loads(Path(folder, NOTE).read_text())["submitted"]) if folder else None
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return None
 
 

@@ -363,6 +363,8 @@ def test_a_job_is_found_by_its_folder_and_by_its_number(fakes, capfd):
 def test_what_is_no_job(fakes, capfd, name, message):
     Path("runs").mkdir()
     assert cli.main(["follow", name]) == 2 and message in said(capfd)[1][0]
+    Path("runs/job.json").write_text("[]")  # another program has made it
+    assert cli.main(["follow", name]) == 2 and message in said(capfd)[1][0]
 
 
 def test_a_job_that_could_not_write_is_told(fakes, capfd):
