@@ -47,8 +47,10 @@ def fill_name_and_command(options: AnyOptions, target: Sequence[str]) -> AnyOpti
     """Complete `options`: an unset name is derived from `target`, an unset command is this installation's `matex`.
 
     On Kubernetes an unset command stays: the image has an installation of its own. Characters of the name that cannot
-    be printed become "_".
+    be printed become "_". Raises ValueError if a job of Kubernetes has no image.
     """
+    if isinstance(options, mpijob.Kubernetes) and not options.image:
+        raise ValueError("--kubernetes needs --image, of an image with matex_tf, TensorFlow, MPI, bash and sshd")
     name = options.name or run_folder.name_target(target)
     matex = options.matex or ("" if isinstance(options, mpijob.Kubernetes) else find_own_command())
     return replace(options, name="".join(letter if letter.isprintable() else "_" for letter in name), matex=matex)
@@ -111,8 +113,6 @@ def submit_script(
         options = fill_name_and_command(merge_options(kind, set_values, ranks), target)
     except (TypeError, ValueError) as error:
         raise click.UsageError(str(error)) from None
-    if isinstance(options, mpijob.Kubernetes) and not options.image:
-        raise click.UsageError("--kubernetes needs --image, of an image with matex_tf, TensorFlow, MPI, bash and sshd")
     if dry_run:
         # `format_job` takes the folder of the run, for Kubernetes the name of the MPIJob.
         has_folder = scheduler is not kubernetes
@@ -189,7 +189,7 @@ def find_job(job: str, namespace: str) -> tuple[Any, Job]:
         try:
             cluster, noted_job = run_folder.read_note(folder)
             scheduler = CLUSTERS[cluster]
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, KeyError, TypeError):
             raise click.UsageError(f"{job} is not the folder of a job that was submitted") from None
         return scheduler, slurm.find_newest(noted_job) if scheduler is slurm else noted_job
     noted_cluster = run_folder.find_cluster(job)

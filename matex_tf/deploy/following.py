@@ -76,6 +76,7 @@ class Output:
     def write_bytes(self, chunk: bytes) -> None:
         """Write bytes unchanged; the stream of a notebook takes only text."""
         if (binary_stream := getattr(self._stdout, "buffer", None)) is not None:
+            self._stdout.flush()  # text that was printed before
             binary_stream.write(chunk)
         else:
             self._stdout.write(self._decoder.decode(chunk))

@@ -75,8 +75,8 @@ class LaunchedRun:
     """A run that `launch` has started. `folder` has its records; "" for a Kubernetes job without a volume."""
 
     def __init__(self, scheduler: Any, job: Job):
-        self._scheduler, self._job = scheduler, job
-        self.folder = job.folder
+        self.folder = os.path.abspath(job.folder) if job.folder else ""  # the program may change its current folder
+        self._scheduler, self._job = scheduler, replace(job, folder=self.folder)
 
     def __repr__(self) -> str:
         return f"<run {self._job.id}{f' in {self.folder}' if self.folder else ''}>"

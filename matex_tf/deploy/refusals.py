@@ -33,6 +33,6 @@ def list_choices(command: Sequence[str]) -> str:
     try:
         words = [word.replace("$USER", getpass.getuser()) for word in command]
         answer = subprocess.run(words, capture_output=True, text=True, timeout=10, stdin=subprocess.DEVNULL)
-    except (OSError, subprocess.TimeoutExpired):
+    except (OSError, KeyError, subprocess.TimeoutExpired):  # KeyError: before Python 3.13, a user without a name
         return ""  # an optional addition to an error message
     return ", ".join(sorted(set(answer.stdout.splitlines()))) if answer.returncode == 0 else ""

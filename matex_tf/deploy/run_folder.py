@@ -1,7 +1,8 @@
 """The folder of a run: `runs/NAME-1`, `runs/NAME-2`, ... in the folder of submission.
 
 Its note, `job.json`, identifies the job: the kind of cluster, the job's id and namespace, and the time of submission.
-`output` has the run's output; `exit-code` has its exit code, which the job script writes at its end.
+`output` has the run's output; `exit-code` has its exit code, which the job script writes at its end. `jobs` has the ids
+of the jobs of PBS, LSF or Flux that have begun: the note has only the last one, and a user may know the first.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from matex_tf.deploy.job import ENDED, FORGOTTEN, Job, State
 from matex_tf.runtime import atomic
 
 RUNS = Path("runs")
-NOTE, EXIT_CODE = "job.json", "exit-code"
+NOTE, EXIT_CODE, JOBS = "job.json", "exit-code", "jobs"
 
 
 def name_target(target: Sequence[str]) -> str:
@@ -87,7 +88,7 @@ def write_note(folder: Path, cluster: str, job: str) -> None:
 
 
 def read_note(folder: Path) -> tuple[str, Job]:
-    """The cluster and the job of a run's folder. Raises OSError; ValueError or KeyError if the note is invalid."""
+    """The cluster and the job of the note. Raises OSError, or ValueError, KeyError, TypeError if it is invalid."""
     fields = json.loads((folder / NOTE).read_text())
     return fields["cluster"], Job(fields["job"], str(folder), fields.get("namespace", ""))
 
@@ -96,7 +97,7 @@ def find_submit_time(folder: str) -> float | None:
     """The time of submission, in seconds since 1970; None if unknown."""
     try:
         return float(json.loads(Path(folder, NOTE).read_text())["submitted"]) if folder else None
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
@@ -118,20 +119,25 @@ def add_exit_code(job: Job, state: State) -> State:
     return replace(state, phase=ENDED, words=state.words if state.phase == ENDED else "ENDED", code=code)
 
 
-def _read_notes() -> Iterator[tuple[str, Job]]:
-    """The clusters and the jobs of all folders below `runs` with a valid note: a full disk leaves incomplete ones."""
+def _find_runs(job_id: str) -> Iterator[tuple[str, str]]:
+    """The cluster and the folder of each run below `runs` that has a job with this id.
+
+    Invalid notes are skipped: a full disk leaves incomplete ones.
+    """
     for path in RUNS.glob(f"*/{NOTE}"):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            yield read_note(path.parent)
+            cluster, job = read_note(path.parent)
+            jobs = path.with_name(JOBS)
+            if job_id == job.id or (jobs.is_file() and job_id in jobs.read_text().split()):
+                yield cluster, job.folder
 
 
 def find_folder(cluster: str, job_id: str) -> str:
     """The folder of a job's run below `runs`; "" if there is none."""
-    folders = (job.folder for job_cluster, job in _read_notes() if (job_cluster, job.id) == (cluster, job_id))
-    return next(folders, "")
+    return next((folder for run_cluster, folder in _find_runs(job_id) if run_cluster == cluster), "")
 
 
 def find_cluster(job_id: str) -> str:
     """The cluster of a job that has a folder below `runs`; "" if no job, or jobs of several clusters, have this id."""
-    clusters = {cluster for cluster, job in _read_notes() if job.id == job_id}
+    clusters = {cluster for cluster, _ in _find_runs(job_id)}
     return clusters.pop() if len(clusters) == 1 else ""

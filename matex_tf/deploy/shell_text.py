@@ -10,6 +10,7 @@ import os
 import shlex
 import signal
 
+from matex_tf.deploy import run_folder
 from matex_tf.deploy.options import parse_time
 
 WARNING = 120  # seconds before the time limit when the ranks are warned, save their state and end
@@ -42,6 +43,19 @@ def format_script(heads: str, folder: str, before: str, command: str, after: str
     )  # fmt: skip
 
 
+def format_note(cluster: str, job: str, submitted: str = "") -> str:
+    """Shell text that writes the note of a run's folder. `job` and `submitted` may contain variables of the shell."""
+    note = run_folder.format_note(cluster, job, submitted=submitted).strip().replace('"', '\\"')
+    return _NOTE.format(note=note, file=run_folder.NOTE)
+
+
+# The note is replaced atomically, because a follower may read it at any time.
+_NOTE = """\
+echo "{note}" \\
+        > "$run_folder/{file}.new" && mv "$run_folder/{file}.new" "$run_folder/{file}"\
+"""
+
+
 def format_again(job: str, lines: str, text: str = "", value: str = "") -> str:
     """Shell text for a run that asks to be started again: print a message about `job`, and execute `lines`.
 
@@ -61,17 +75,16 @@ if [ $code -eq {again} ]; then
 """
 # A shell handles a signal only between commands, or during `wait`. So the command runs in the background. The signal
 # ends `wait`, so the script waits again while the command runs. The command may end before the script can wait again:
-# then the last `wait` returns its exit code. If an earlier `wait` has returned the code, some shells have forgotten it,
-# and return 127: PBS runs the script by the user's login shell, whatever the first line says. $asked is empty before
-# the warning. It is `told` if the trap has passed the warning on to the command, and `early` if the warning came before
-# the command started. A run that was not yet ready for the warning ends by the signal; then the exit code says that the
-# run asks to be started again.
+# then the last `wait` returns its exit code. If an earlier `wait` has returned the code, bash in POSIX mode and some
+# other shells have forgotten it, and return 127. $asked is empty before the warning. It is `told` if the trap has
+# passed the warning on to the command, and `early` if the warning came before the command started. A run that was not
+# yet ready for the warning ends by the signal; then the exit code says that the run asks to be started again.
 _SCRIPT = """\
 #!/bin/bash
 {heads}submit_folder=$PWD run_folder={folder} child= asked=
 trap 'asked=early; [ -z "$child" ] || {{ asked=told; kill -USR1 $child; }}' USR1
-{before}rm -f "$run_folder/exit-code"
-{command} & child=$!
+rm -f "$run_folder/exit-code"
+{before}{command} & child=$!
 [ "$asked" != early ] || kill -USR1 $child
 wait $child; code=$?
 while kill -0 $child 2> /dev/null; do wait $child; code=$?; done

@@ -73,7 +73,7 @@ def check_dependency(dependency: str) -> None:
         if _UNKNOWN in _ask("scontrol", "show", "job", number).stderr:
             raise JobError(
                 f"Slurm knows no job {number}, or no longer, and would not wait for it: --dependency={dependency}. "
-                "`squeue --me` lists your jobs; after a job that has completed, omit the option"
+                "`squeue -u $USER` lists your jobs; after a job that has completed, omit the option"
             )
 
 
@@ -126,7 +126,7 @@ def _withdraw_script(script: Path) -> str:
         for number in find_queued(script):
             _ask("scancel", number)
     except UnreachableError as error:
-        return f"{error}: check with `squeue --me` whether {script} was queued"
+        return f"{error}: check with `squeue -u $USER` whether {script} was queued"
     except JobError:
         pass  # this machine has no squeue, so no sbatch either, or it belongs to no cluster: no job was queued
     return ""
@@ -134,7 +134,8 @@ def _withdraw_script(script: Path) -> str:
 
 def find_queued(script: Path) -> list[str]:
     """The ids of this user's waiting and running jobs of `script`. Raises JobError, UnreachableError."""
-    answer = _ask("squeue", "--me", "--noheader", "--format=%i %o")
+    # --me is of Slurm 20.11. %F is the id of a job, and of an array as a whole.
+    answer = _ask("squeue", f"--user={os.getuid()}", "--noheader", "--format=%F %o")
     if answer.returncode:
         raise _make_query_error("squeue", answer.stderr)
     jobs = (line.partition(" ") for line in answer.stdout.splitlines())
@@ -166,12 +167,14 @@ def find_state(job: Job) -> State:
         JobError: this machine belongs to no cluster.
         UnreachableError: Slurm does not answer now.
     """
-    # The user's SLURM_TIME_FORMAT may differ.
-    answer = _ask("scontrol", "show", "job", job.id, env={**os.environ, "SLURM_TIME_FORMAT": "standard"})
+    # The user's SLURM_TIME_FORMAT may differ. SLURM_BITSTR_LEN=0: the numbers of an array's tasks are not abbreviated.
+    formats = {"SLURM_TIME_FORMAT": "standard", "SLURM_BITSTR_LEN": "0"}
+    answer = _ask("scontrol", "show", "job", job.id, env={**os.environ, **formats})
     is_unknown = _UNKNOWN in answer.stderr + answer.stdout
-    tasks = arrays.list_folders(job.folder)  # empty unless the job is an array
-    if tasks and (answer.returncode == 0 or is_unknown):
-        return arrays.combine_states(slurm_messages.read_states(answer.stdout), tasks)
+    tasks, task_states = arrays.list_folders(job.folder), slurm_messages.read_states(answer.stdout)
+    # An array has folders, unless this machine does not see them.
+    if len(task_states) > 1 or (tasks and (answer.returncode == 0 or is_unknown)):
+        return arrays.combine_states(task_states, tasks)
     state = slurm_messages.read_state(answer.stdout) if answer.returncode == 0 else None
     if state is None:
         if is_unknown:
@@ -198,11 +201,11 @@ def _find_ended_state(job: Job) -> State:
     with contextlib.suppress(JobError):
         words = ["--noheader", "--allocations", "--parsable2", f"--jobs={job.id}", "--format=State,ExitCode"]
         answer = _ask("sacct", *words)
-        *_, last_line = answer.stdout.splitlines() or [""]
-        state_text, _, code = last_line.partition("|")
-        name = state_text.split(" ")[0]  # "CANCELLED by 1000"
-        if answer.returncode == 0 and name in slurm_messages.ENDS:
-            return State(ENDED, state_text, code=slurm_messages.parse_exit_code(name, code))
+        states = slurm_messages.read_ends(answer.stdout) if answer.returncode == 0 else []
+        if len(states) > 1:  # of the tasks of an array whose folder is unknown
+            return arrays.combine_states({str(task): state for task, state in enumerate(states)}, [])
+        if states:
+            return states[0]
     return run_folder.add_exit_code(job, State(FORGOTTEN, "is not known to Slurm, or no longer; its end is unknown"))
 
 
@@ -250,16 +253,17 @@ def find_job(number: str) -> Job:
     with contextlib.suppress(UnreachableError):
         answer = _ask("scontrol", "show", "job", number)
         output = re.search(r"^ +StdOut=(.*)/output$", answer.stdout, re.MULTILINE)
-        return Job(number, output.group(1) if output else "")
+        folder = output.group(1) if output else ""
+        # The output of an array's task is in the folder of the task, within the folder of the run.
+        return Job(number, os.path.dirname(folder) if slurm_messages.read_states(answer.stdout) else folder)
     return Job(number)
 
 
 def find_newest(job: Job) -> Job:
     """The newest job of `job`'s folder: the user may have submitted its script again by sbatch."""
     with contextlib.suppress(JobError):  # otherwise the folder's note is the best knowledge
-        queued = [int(number) for number in find_queued(Path(job.folder, SCRIPT)) if number.isdigit()]
         # The newest job has the highest number. If no job is queued, `job`, which is from the folder's note, stays.
-        return replace(job, id=str(max(queued, default=job.id, key=int)))
+        return replace(job, id=max(find_queued(Path(job.folder, SCRIPT)), default=job.id, key=int))
     return job
 
 

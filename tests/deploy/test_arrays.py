@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 
@@ -102,7 +103,7 @@ def test_a_job_after_one_that_is_not_there_is_refused(fakes, dependency):
 
 def shown(task, state, code="0:0", nodes="h1"):
     return (
-        f"JobId=1{task[0]} ArrayJobId=12 ArrayTaskId={task} JobName=a\n   JobState={state} Reason=None\n"
+        f"JobId=1{task[0]} ArrayJobId=12 ArrayTaskId={task} JobName=a ArrayTaskId=7\n   JobState={state} Reason=None\n"
         f"   Restarts=0 ExitCode={code}\n   NodeList={nodes}\n"
     )
 
@@ -115,6 +116,7 @@ def shown(task, state, code="0:0", nodes="h1"):
         ([shown(str(n), "COMPLETED") for n in range(4)], ENDED, ["4 COMPLETED"], 0),
         ([shown("2", "FAILED", "3:0"), *(shown(str(n), "COMPLETED") for n in (0, 1, 3))], ENDED, ["1 FAILED"], 3),
         ([shown("0", "COMPLETED")], ENDED, ["1 COMPLETED", "2 ENDED", "1 not known"], 5),
+        ([shown("0", "PENDING", nodes="")], WAITING, ["1 PENDING", "2 ENDED", "1 not known"], None),
     ],
 )
 def test_where_an_array_is(fakes, tmp_path, tasks, phase, words, code):
@@ -124,11 +126,24 @@ def test_where_an_array_is(fakes, tmp_path, tasks, phase, words, code):
     (tmp_path / "run" / "task-1" / "exit-code").write_text("0\n")
     (tmp_path / "run" / "task-2" / "exit-code").write_text("5\n")
     (tmp_path / "said").write_text("\n".join(tasks))
-    fakes.add("scontrol", f"cat {tmp_path}/said")
+    fakes.add("scontrol", f'[ "$SLURM_BITSTR_LEN" = 0 ] && cat {tmp_path}/said')  # else 0-1,3,7,18 may be 0-1,3,7,1...
     found = slurm.find_state(Job("12", str(tmp_path / "run")))
     assert found.phase == phase and found.code == code and all(word in found.words for word in words), found
+    unseen = slurm.find_state(Job("12", "/not/seen/here"))
+    assert unseen.phase == phase and (unseen.code == code or len(tasks) == 1)
     fakes.add("scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
     assert slurm.find_state(Job("12", str(tmp_path / "run"))).code == EXIT_UNKNOWN
+
+
+@pytest.mark.parametrize("task", ["task-4294967294", "task-2", "task-%a"])
+def test_an_array_is_found_by_its_number_from_any_folder(fakes, tmp_path, task):
+    """The output that Slurm names is that of one task."""
+    (tmp_path / "task-1").mkdir()
+    array = shown("0", "COMPLETED") + f"   StdOut={tmp_path}/task-1/{task}/output\n"
+    for text, folder in ((array, tmp_path / "task-1"), (array.replace("Array", ""), tmp_path / "task-1" / task)):
+        (tmp_path / "said").write_text(text)
+        fakes.add("scontrol", f"cat {tmp_path}/said")
+        assert slurm.find_job("12").folder == str(folder)
 
 
 def test_the_output_of_tasks_is_told_apart(tmp_path):
@@ -152,4 +167,9 @@ def test_srun_starts_the_ranks_where_there_is_no_mpirun():
     asked = slurm.Slurm(name="a", nodes=2, ranks_per_node=3, launcher="srun", matex="/opt/tf/bin/matex")
     text = slurm.format_job(asked, ["a.py", "--lr", "1"], "runs/a-1")
     step = "srun --mpi=pmix --nodes=2 --ntasks=6 --kill-on-bad-exit=1 --ntasks-per-node=3"
-    assert f"{step} /opt/tf/bin/python -m matex_tf a.py --lr 1 & child=$!" in text and "matex run" not in text
+    assert (
+        f"{step} --cpu-bind=none /opt/tf/bin/python -m matex_tf a.py --lr 1 & child=$!" in text
+        and "matex run" not in text
+    )
+    text = slurm.format_job(dataclasses.replace(asked, cpus=4), ["a.py"], "runs/a-1")
+    assert f"{step} --cpus-per-task=4 /opt/tf/bin/python -m matex_tf a.py & child=$!" in text

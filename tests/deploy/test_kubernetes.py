@@ -343,13 +343,12 @@ def fakes(tmp_path, monkeypatch):
     return Fakes(tmp_path / "bin")
 
 
-def kubectl(fakes, jobs, pods, rest="cat > given"):
+def kubectl(fakes, jobs, pods, rest="cat > given", logs='echo "line of ${@: -1}"'):
     fakes.answers("jobs", *(json.dumps(each) if each is not None else "" for each in jobs))
     fakes.answers("pods", *(json.dumps({"items": each}) for each in pods))
     fakes.add(
         "kubectl",
-        f'case "$*" in *"get mpijobs"*) next jobs;; *"get pods"*) next pods;; *logs*) echo "line of ${{@: -1}}";; '
-        f"*) {rest};; esac",
+        f'case "$*" in *"get mpijobs"*) next jobs;; *"get pods"*) next pods;; *logs*) {logs};; *) {rest};; esac',
     )
 
 
@@ -390,6 +389,16 @@ def test_a_job_is_submitted_and_followed_to_its_exit_code(fakes, capfd):
     assert fakes.calls[0] == "kubectl --namespace=science create -f -"
     assert " train.py 'two words' & child" in command_of(Path("given").read_text())[-1]
     assert not Path("runs").exists()
+
+
+def test_output_after_a_lost_connection_is_shown_once(fakes, capfd):
+    """`kubectl logs --follow` ends with the connection, and may end so in the middle of a line."""
+    runs, over = [pod("l-1", state={"running": {}})], [pod("l-1", state=ended(3, OVER))]
+    complete = f'[ "$(cat {fakes.folder}/pods.n)" = 4 ] && printf "one\\ntwo\\nthree\\n"'  # when the launcher is over
+    kubectl(fakes, [mpijob("Created", "Running")], [runs, runs, runs, over], logs=f"{complete} || next logs")
+    fakes.answers("logs", "one\n", "one\ntw")
+    assert cli.main(["follow", "train-x7k2q"]) == 3
+    assert capfd.readouterr().out == "one\ntwo\nthree\n"
 
 
 def test_a_run_that_is_over_and_holds_workers_can_be_cancelled(fakes):

@@ -147,6 +147,7 @@ def test_what_fit_logged_of_each_epoch(monkeypatch):
     (start / "start.json").write_text(json.dumps({"format": 1}))
     lines = [{"t": at, "epoch": at, "logs": {"loss": 1 / at}} for at in (1, 2)]
     (start / "events-0.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    monkeypatch.chdir("/")
     assert run.metrics() == [{"epoch": 1, "loss": 1.0}, {"epoch": 2, "loss": 0.5}]
 
 
@@ -253,6 +254,7 @@ def test_editors_see_what_can_be_given():
         (lambda: matex_tf.launch("train.py", ranks=2, env={"A B": 1}), ValueError, "env to be names of letters"),
         (lambda: matex_tf.launch("train.py", cluster="slurm"), TypeError, "expected cluster to be matex_tf.Slurm"),
         (lambda: matex_tf.Slurm(node=2), ValueError, "there is no option node; did you mean nodes"),
+        (lambda: matex_tf.launch("train.py", cluster=matex_tf.Kubernetes(nodes=2)), ValueError, "needs --image"),
         (lambda: matex_tf.Kubernetes(nodes="2"), TypeError, "expected nodes to be a whole number"),
     ],
 )

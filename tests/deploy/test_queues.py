@@ -9,10 +9,11 @@ import shlex
 import signal
 import subprocess
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
-from matex_tf.deploy import run_folder
+from matex_tf.deploy import command, run_folder
 from matex_tf.deploy.command import CLUSTERS
 from matex_tf.deploy.job import ENDED, FORGOTTEN, RUNNING, WAITING, Job, JobError, UnreachableError
 from matex_tf.deploy.kinds import KINDS
@@ -31,6 +32,7 @@ OPTIONS = {
 #PBS -j oe
 #PBS -r y
 #PBS -V
+#PBS -S /bin/bash
 #PBS -l mem=8gb
 cd "$PBS_O_WORKDIR" || exit 78
 """,
@@ -124,7 +126,11 @@ def run_job(fakes, queue, body, hosts="h1\nh1\nh2\nh2\n", warn=False, time="", s
 @pytest.mark.parametrize("queue", QUEUES)
 @pytest.mark.parametrize("code", [0, 3])
 def test_a_job_runs_on_its_hosts_and_notes_its_exit_code(fakes, queue, code):
-    found, output, folder = run_job(fakes, queue, f"exit {code}")
+    fakes.add("sleep", "exec /bin/sleep 60")
+    body = f"until grep -q ^sleep {fakes.folder}/calls; do :; done; exit {code}"
+    # 10 minutes without 2 for the end, of which the setup took 100 seconds
+    found, output, folder = run_job(fakes, queue, body, time="10:00", setup=("SECONDS=100; echo set up",))
+    assert {"sleep 380", "sleep 379"} & set(fakes.calls)
     assert found == code and (folder / "exit-code").read_text() == f"{code}\n" and output == "set up\n"
     assert (folder / "hosts").read_text() == "h1 slots=2\nh2 slots=2\n"
     assert f"matex run --restarts 3 -n 4 --hostfile {folder.absolute()}/hosts train.py" in fakes.calls
@@ -143,6 +149,9 @@ def test_a_run_that_is_to_go_on_does_so_in_another_job(fakes, queue, how):
     assert code == 75 and f"matex: job {first} {told} after 0:00:0" in output and "no state yet" in output
     assert f"matex: job {first} goes on as job {second}\n" in output and NEXT[queue] in fakes.calls
     assert run_folder.read_note(folder)[1].id == second and not (folder / "exit-code").exists()
+    # The user knows the first job.
+    assert command.find_job(first, "") == (CLUSTERS[queue], Job(first, str(folder)))
+    assert CLUSTERS[queue].find_newest(Job(first, str(folder))).id == second
 
 
 @pytest.mark.parametrize("queue", QUEUES)
@@ -180,10 +189,11 @@ def test_a_job_that_cannot_go_on_says_so(fakes, queue):
 
 
 def test_a_job_without_the_hosts_that_it_asked_for_does_not_run(fakes):
-    """Ranks would share a host in silence."""
-    code, output, _ = run_job(fakes, "pbs", "exit 0", hosts="h1\nh1\n")
+    """Ranks would share a host in silence. The clock of its time limit does not outlive it."""
+    fakes.add("sleep", "")
+    code, output, _ = run_job(fakes, "pbs", "exit 0", hosts="h1\nh1\n", time="1:00:00")
     assert code == os.EX_CONFIG and "was to have 2 hosts, and has: h1" in output
-    assert not any(call.startswith("matex") for call in fakes.calls)
+    assert not any(call.startswith(("matex", "sleep")) for call in fakes.calls)
 
 
 # What schedulers say of jobs, as their manuals and sources have it
@@ -265,6 +275,19 @@ def test_a_refused_job_leaves_nothing_and_names_the_queues(fakes, queue, tmp_pat
     with pytest.raises(JobError, match="there is no such queue.* The queues are: long, short"):
         CLUSTERS[queue].submit_job(KINDS[queue](name="a", queue="nosuch", cpus=1), ["a.py"])
     assert not any(tmp_path.glob("runs/*"))
+
+
+@pytest.mark.parametrize("queue", QUEUES)
+def test_a_job_that_cannot_be_noted_is_cancelled(fakes, queue, monkeypatch):
+    """The disk is full, for example. The folder that the job needs does not remain."""
+    fakes.add(SUBMITS[queue], ANSWERS[queue])
+    cancel = CLUSTERS[queue].cancel_command
+    if queue != "flux":
+        fakes.add(cancel[0], "")
+    monkeypatch.setattr(run_folder, "write_note", Mock(side_effect=OSError("No space left on device")))
+    with pytest.raises(OSError, match="No space left"):
+        CLUSTERS[queue].submit_job(KINDS[queue](name="a"), ["a.py"])
+    assert fakes.calls[-1] == " ".join([*cancel, NUMBERS[queue][0]]) and not any(Path("runs").iterdir())
 
 
 @pytest.mark.parametrize("queue", QUEUES)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import getpass
 import io
 import json
 import sys
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from fake_commands import Fakes
 
-from matex_tf.deploy import following, job, python, run_folder, slurm
+from matex_tf.deploy import following, job, python, refusals, run_folder, slurm
 from matex_tf.deploy.sbatch import messages as slurm_messages
 from matex_tf.launch import cli
 
@@ -125,6 +127,13 @@ def test_a_refusal_has_slurms_words_and_what_they_mean(fakes, capfd, words, expe
     assert list(Path("runs").iterdir()) == [] and not any(call.startswith("scancel") for call in fakes.calls)
 
 
+@pytest.mark.parametrize("error", [KeyError, OSError])
+def test_a_user_without_a_name_reads_the_refusal(monkeypatch, error):
+    monkeypatch.setattr(getpass, "getuser", Mock(side_effect=error("getpwuid(): uid not found: 1000")))
+    text = refusals.explain_refusal("sbatch", "Invalid account", slurm_messages.REFUSALS)
+    assert text.startswith("sbatch: Invalid account\nThat is: the account is not known")
+
+
 @pytest.mark.parametrize("how", ["exit 1", "echo 'no number'", "kill -INT $PPID; sleep 5"])
 def test_a_failed_submit_leaves_nothing_queued(fakes, capfd, how):
     fakes.add("sbatch", f'realpath "${{@: -1}}" > {fakes.folder}/script; {how}')
@@ -140,7 +149,7 @@ def test_where_nobody_knows_whether_it_is_queued_that_is_said(fakes, capfd):
     fakes.add("squeue", "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1")
     assert cli.main(["submit", "--slurm", "train.py"]) == 1
     lines = "\n".join(said(capfd)[1])
-    assert "too busy" in lines and "check with `squeue --me` whether runs/train-1/job.sh was queued" in lines
+    assert "too busy" in lines and "check with `squeue -u $USER` whether runs/train-1/job.sh was queued" in lines
     assert Path("runs/train-1/job.sh").is_file()
 
 
@@ -259,13 +268,18 @@ def test_a_job_is_not_told_of_the_job_that_submits_it(fakes, monkeypatch):
 
 
 def test_a_folder_is_that_of_the_job_that_was_queued_last(fakes, capfd):
-    """`sbatch runs/train-7/job.sh` makes another job of the folder, which notes itself once it runs."""
+    """`sbatch runs/train-7/job.sh` makes another job of the folder, which notes itself once it runs.
+
+    The job may be an array. Slurm before 20.11 knows no --me.
+    """
     run = Path("runs/train-7")
     run.mkdir(parents=True)
     run_folder.write_note(run, "slurm", "4711")
     fakes.add(
         "squeue",
-        f"echo '12 /elsewhere/job.sh'; echo '4713 {run.absolute()}/job.sh'; echo '4712 {run.absolute()}/job.sh'",
+        '[[ $* != *--me* ]] || { echo "unrecognized option: --me" >&2; exit 1; }\n'
+        '[[ $* = *%F* ]] && last=4713 || last="4713_[1-3]"\n'
+        f"echo '12 /elsewhere/job.sh'; echo $last {run.absolute()}/job.sh; echo '4712 {run.absolute()}/job.sh'",
     )
     fakes.add("scontrol", "next state")
     fakes.answers("state", shown("COMPLETED"))
@@ -300,6 +314,10 @@ def test_the_end_of_a_job_that_slurm_has_let_go_of(fakes, tmp_path):
     assert slurm.find_state(job.Job("4711", str(tmp_path))).code == 3
     fakes.add("sacct", "echo 'CANCELLED by 1000|0:15'")
     assert slurm.find_state(job.Job("4711", str(tmp_path))) == job.State(job.ENDED, "CANCELLED by 1000", code=143)
+    fakes.add("sacct", "printf 'COMPLETED|0:0\\nFAILED|4:0\\nCOMPLETED|0:0\\n'")  # the tasks of an array
+    assert slurm.find_state(job.Job("4711")) == job.State(job.ENDED, "2 COMPLETED, 1 FAILED", code=4)
+    fakes.add("sacct", "printf 'COMPLETED|0:0\\nRUNNING|0:0\\n'")
+    assert slurm.find_state(job.Job("4711")).phase == job.FORGOTTEN
 
 
 @pytest.mark.parametrize(
@@ -345,6 +363,8 @@ def test_a_job_is_found_by_its_folder_and_by_its_number(fakes, capfd):
 def test_what_is_no_job(fakes, capfd, name, message):
     Path("runs").mkdir()
     assert cli.main(["follow", name]) == 2 and message in said(capfd)[1][0]
+    Path("runs/job.json").write_text("[]")  # another program has made it
+    assert cli.main(["follow", name]) == 2 and message in said(capfd)[1][0]
 
 
 def test_a_job_that_could_not_write_is_told(fakes, capfd):
@@ -357,11 +377,12 @@ def test_a_job_that_could_not_write_is_told(fakes, capfd):
 def test_progress_bars_are_their_last_state_in_a_file(monkeypatch):
     target = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(target))
+    print("before")
     output = following.Output()
-    for piece in (b"1/9\r", b"2/9\r3/", b"9\r", b"9/9\n", b"two\r\nab", b"c\r\r"):
+    for piece in (b"first\n", b"1/9\r", b"2/9\r3/", b"9\r", b"9/9\n", b"two\r\nab", b"c\r\r"):
         output.write(piece)
     output.close()
-    assert target.getvalue() == b"9/9\ntwo\nabc"
+    assert target.getvalue() == b"before\nfirst\n9/9\ntwo\nabc"
 
 
 def test_folders_of_runs_are_new_whoever_else_makes_one(fakes):

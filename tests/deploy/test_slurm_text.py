@@ -32,18 +32,18 @@ SCRIPT = """\
 #SBATCH --exclusive
 submit_folder=$PWD run_folder="$PWD"/runs/train-1 child= asked=
 trap 'asked=early; [ -z "$child" ] || { asked=told; kill -USR1 $child; }' USR1
+rm -f "$run_folder/exit-code"
 if ! grep -qsF "\\"job\\": \\"$SLURM_JOB_ID\\"" "$run_folder/job.json"; then
     submitted=$(SLURM_TIME_FORMAT=%s timeout 60 squeue --noheader --jobs="$SLURM_JOB_ID" --format=%V 2> /dev/null)
     [[ ${SLURM_RESTART_COUNT:-0} = 0 && $submitted =~ ^[0-9]+$ ]] || submitted=
-    note="{\\"cluster\\": \\"slurm\\", \\"job\\": \\"$SLURM_JOB_ID\\", \\"submitted\\": \\"$submitted\\"}"
-    echo "$note" > "$run_folder/job.json"
+    echo "{\\"cluster\\": \\"slurm\\", \\"job\\": \\"$SLURM_JOB_ID\\", \\"submitted\\": \\"$submitted\\"}" \\
+        > "$run_folder/job.json.new" && mv "$run_folder/job.json.new" "$run_folder/job.json"
 fi
 export SLURM_EXPORT_ENV=ALL
 module load openmpi
 srun --nodes=4 --ntasks=4 --ntasks-per-node=1 LOOK || exit 78
 export MATEX_STATE="$run_folder/state"
 export MATEX_RECORD="$run_folder"
-rm -f "$run_folder/exit-code"
 matex run --restarts 3 -n 8 --elastic train.py --epochs 90 & child=$!
 [ "$asked" != early ] || kill -USR1 $child
 wait $child; code=$?
@@ -76,7 +76,7 @@ pytestmark = pytest.mark.usefixtures("nothing_of_this_user")
 WARNED = "bash -c 'trap \"exit {}\" USR1; kill -USR1 $PPID; while :; do sleep 0.01; done'"
 
 
-# PBS runs the script by the user's login shell, which may be no bash.
+# POSIXLY_CORRECT makes bash that of --posix. A PBS without -S runs the script by the user's login shell.
 @pytest.mark.parametrize("shell", [("bash",), ("bash", "--posix"), ("sh",)])
 @pytest.mark.parametrize("command, code", [(WARNED.format(0), 0), (WARNED.format(3), 3), ("(exit 3)", 3)])
 def test_a_run_that_ends_as_it_is_warned_has_its_own_exit_code(tmp_path, command, code, shell):
@@ -142,6 +142,11 @@ def test_a_job_that_slurm_does_not_requeue_names_the_folder_of_submission(tmp_pa
     env = {"PATH": f"{tmp_path}:/bin:/usr/bin", "SLURM_JOB_ID": "4711"}
     ended = subprocess.run(["bash", "-c", text], cwd=tmp_path, env=env, capture_output=True, text=True)
     assert ended.returncode == 75 and f"In {tmp_path}, sbatch runs/a-1/job.sh" in ended.stderr
+    assert (tmp_path / "runs" / "a-1" / "exit-code").read_text() == "75\n"
+    # A later job, which ends before its run begins, does not have the exit code of the first.
+    text = slurm.format_job(slurm.Slurm(name="a", setup=("exit 4",)), ["a.py"], "runs/a-1")
+    assert subprocess.run(["bash", "-c", text], cwd=tmp_path, env=env).returncode == 4
+    assert not (tmp_path / "runs" / "a-1" / "exit-code").exists()
 
 
 def test_a_job_notes_itself_where_another_was_noted(tmp_path):
@@ -164,6 +169,10 @@ def test_a_job_notes_itself_where_another_was_noted(tmp_path):
         subprocess.run(["bash", "-c", text], cwd=tmp_path, env=env, check=True)
         assert run_folder.read_note(folder) == ("slurm", slurm.Job(number, str(folder)))
         assert run_folder.find_submit_time(str(folder)) == expected
+    # A full disk, on which `echo` fails, leaves the note of the job before.
+    full = 'echo() { printf "{"; return 1; }\n'
+    subprocess.run(["bash", "-c", full + text], cwd=tmp_path, env={**env, "SLURM_JOB_ID": "4716"}, check=True)
+    assert run_folder.read_note(folder)[1].id == "4715"
 
 
 def as_sbatch_reads(line: str) -> list[str]:

@@ -42,11 +42,12 @@ SCRIPT = """\
 #SBATCH --exclusive
 submit_folder=$PWD run_folder='/a b/100%/trial-7' child= asked=
 trap 'asked=early; [ -z "$child" ] || { asked=told; kill -USR1 $child; }' USR1
+rm -f "$run_folder/exit-code"
 if ! grep -qsF "\\"job\\": \\"$SLURM_JOB_ID\\"" "$run_folder/job.json"; then
     submitted=$(SLURM_TIME_FORMAT=%s timeout 60 squeue --noheader --jobs="$SLURM_JOB_ID" --format=%V 2> /dev/null)
     [[ ${SLURM_RESTART_COUNT:-0} = 0 && $submitted =~ ^[0-9]+$ ]] || submitted=
-    note="{\\"cluster\\": \\"slurm\\", \\"job\\": \\"$SLURM_JOB_ID\\", \\"submitted\\": \\"$submitted\\"}"
-    echo "$note" > "$run_folder/job.json"
+    echo "{\\"cluster\\": \\"slurm\\", \\"job\\": \\"$SLURM_JOB_ID\\", \\"submitted\\": \\"$submitted\\"}" \\
+        > "$run_folder/job.json.new" && mv "$run_folder/job.json.new" "$run_folder/job.json"
 fi
 export SLURM_EXPORT_ENV=ALL
 module load openmpi
@@ -56,7 +57,6 @@ export MATEX_STATE='/a b/100%/trial-7/state'
 export MATEX_PAUSE=3
 echo "$SLURM_JOB_ID" > "$run_folder/began"
 cd "$run_folder/place" || exit 78
-rm -f "$run_folder/exit-code"
 matex run --restarts 3 -n 2 train.py --lr=0.1 & child=$!
 [ "$asked" != early ] || kill -USR1 $child
 wait $child; code=$?

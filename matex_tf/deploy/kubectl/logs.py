@@ -1,16 +1,20 @@
 """The output of a job's launchers, from `kubectl logs`, one launcher after the other.
 
-A launcher is the container that runs `matex run`. Kubernetes may start another one if it fails.
+A launcher is the container that runs `matex run`. Kubernetes may start another one if it fails. A lost connection ends
+`kubectl logs` while the launcher runs. So output is read again, from its beginning, until a `kubectl logs` that began
+after the end of the launcher has read it. Bytes that were returned before are skipped.
 """
 
 from __future__ import annotations
 
 import os
 import subprocess
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 _CHUNK_BYTES = 1 << 16
+_Launcher = tuple[str, int]  # name of the pod, number of restarts of its container
 
 
 class Logs:
@@ -18,9 +22,13 @@ class Logs:
 
     def __init__(self, namespace: str):
         self._options = [f"--namespace={namespace}"] if namespace else []
-        self._child: subprocess.Popen[bytes] | None = None  # `kubectl logs` of the current launcher
-        self._seen_containers: set[tuple[str, int]] = set()  # (name of the pod, number of restarts)
-        self._waiting_pods: list[str] = []  # the pods of the next launchers
+        self._child: subprocess.Popen[bytes] | None = None  # `kubectl logs` of the first of `_waiting`
+        self._reads_all = False  # `_child` began after the end of its launcher
+        self._known_bytes = 0  # of the output of `_child`: returned before, and to be skipped
+        self._waiting: list[_Launcher] = []  # whose output is to be read, in the order of their start
+        self._read_bytes: Counter[_Launcher] = Counter()  # bytes of output that were returned
+        self._ended: set[_Launcher] = set()
+        self._complete: set[_Launcher] = set()  # whose output was read completely
         self.last = False  # set by the caller: whether no further launcher will start
 
     def __enter__(self) -> Logs:
@@ -33,35 +41,50 @@ class Logs:
         """Add launchers in the order of their start. A restarted container counts as another launcher."""
         for pod in pods:
             for container in pod.get("status", {}).get("containerStatuses", []):
-                has_begun = {"running", "terminated"} & container.get("state", {}).keys()
-                pod_and_restart = pod["metadata"]["name"], int(container.get("restartCount", 0))
-                if has_begun and pod_and_restart not in self._seen_containers:
-                    self._seen_containers.add(pod_and_restart)
-                    self._waiting_pods.append(pod_and_restart[0])
+                state = container.get("state", {})
+                launcher = pod["metadata"]["name"], int(container.get("restartCount", 0))
+                has_begun = "running" in state or "terminated" in state
+                if has_begun and launcher not in self._complete and launcher not in self._waiting:
+                    self._waiting.append(launcher)
+                if "terminated" in state:
+                    self._ended.add(launcher)
 
     def read_more(self) -> bytes:
         """The output since the last call; if `last`, all remaining output."""
         chunks = []
-        while self._child or self._waiting_pods:
+        while self._waiting:
             file = self._find_file()
             os.set_blocking(file, self.last)
             try:
                 while chunk := os.read(file, _CHUNK_BYTES):
-                    chunks.append(chunk)
+                    chunks.append(self._skip_known(chunk))
             except BlockingIOError:
                 break  # the launcher still runs
             self._end_child()
+            if self._reads_all:
+                self._complete.add(self._waiting.pop(0))
+            elif self._waiting[0] not in self._ended:
+                self._waiting.pop(0)  # `follow_pods` adds it again
         return b"".join(chunks)
 
     def _find_file(self) -> int:
         """The pipe with the output of the current launcher."""
         if self._child is None:
-            command = ["kubectl", *self._options, "logs", "--follow", self._waiting_pods.pop(0)]
+            launcher = self._waiting[0]
+            self._reads_all, self._known_bytes = launcher in self._ended, self._read_bytes[launcher]
+            command = ["kubectl", *self._options, "logs", "--follow", launcher[0]]
             self._child = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
             )
         assert self._child.stdout is not None
         return self._child.stdout.fileno()
+
+    def _skip_known(self, chunk: bytes) -> bytes:
+        """The part of `chunk`, output of the current launcher, that was not returned before."""
+        new = chunk[self._known_bytes :]
+        self._known_bytes -= len(chunk) - len(new)
+        self._read_bytes[self._waiting[0]] += len(new)
+        return new
 
     def _end_child(self) -> None:
         """End the current `kubectl logs`."""

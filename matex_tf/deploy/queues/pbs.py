@@ -72,6 +72,7 @@ class PbsScheduler(Scheduler):
             "-j oe",  # one file for output and errors
             "-r y",  # PBS may restart the job
             "-V",  # the environment of the submission
+            "-S /bin/bash",  # PBS runs the script by the user's login shell, whatever its first line says
             *options.option,
         ]
 

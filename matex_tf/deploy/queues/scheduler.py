@@ -107,7 +107,7 @@ class Scheduler(abc.ABC):
     def format_job(self, options: Queued, target: Sequence[str], folder: str) -> str:
         """The script of a job that runs `target`.
 
-        It consists of option lines, `opening`, `_BEGIN`, the timer, the lines of `setup`, the list of hosts, the
+        It consists of option lines, `opening`, `_BEGIN`, the lines of `setup`, the list of hosts, the timer, the
         variables of the run, the command, the end of the timer, and the submission of a successor. `shell_text` adds
         the trap for the warning before `_BEGIN`, and writes the exit code at the end.
 
@@ -116,13 +116,10 @@ class Scheduler(abc.ABC):
         """
         lines = [line for line in self.list_options(options, folder) if line]
         option_lines = "".join(f"{self.option_prefix} {line}\n" for line in lines)
-        # The note is JSON; in the script it stands between double quotes, so that the shell replaces $job.
-        note = run_folder.format_note(options.get_kind(), "$job").strip().replace('"', '\\"')
-        write_note = _WRITE_NOTE.format(note=note)
-        preparation = _BEGIN.format(code=os.EX_CONFIG, number=self.own_number, write_note=write_note)
-        if options.time:
-            seconds = parse_time(options.time) - shell_text.compute_warning(options.time)
-            preparation += _START_TIMER.format(seconds=seconds)
+        write_note = shell_text.format_note(options.get_kind(), "$job")
+        preparation = _BEGIN.format(
+            code=os.EX_CONFIG, number=self.own_number, write_note=write_note, jobs=run_folder.JOBS
+        )
         preparation += "".join(f"{line}\n" for line in options.setup)
         # The command without its target. `shlex.join` must not quote the host file, in which the shell replaces a name.
         command = shlex.join(options.make_command([]))
@@ -131,6 +128,9 @@ class Scheduler(abc.ABC):
                 hosts=self.hosts, slots=options.ranks_per_node, nodes=options.nodes, code=os.EX_CONFIG
             )
             command += ' --hostfile "$run_folder/hosts"'
+        if options.time:
+            seconds = parse_time(options.time) - shell_text.compute_warning(options.time)
+            preparation += _START_TIMER.format(seconds=seconds)
         submit = self.submit_successor.format(script=f"{folder}/{SCRIPT}")
         successor_lines = _SUBMIT_SUCCESSOR.format(submit=submit, write_note=write_note, title=self.title)
         conclusion = _END_TIMER if options.time else ""
@@ -171,7 +171,12 @@ class Scheduler(abc.ABC):
             match = self.number_pattern.search(answer.stdout)
             if answer.returncode or not match:
                 raise JobError(explain_refusal(program, _read_message(answer), self.refusals))
-            run_folder.write_note(folder, options.get_kind(), match.group(1))
+            job = Job(match.group(1), str(folder))
+            try:
+                run_folder.write_note(folder, options.get_kind(), job.id)
+            except OSError:  # without its folder, the job must not run
+                self.cancel_job(job)
+                raise
         except UnreachableError as error:
             raise UnreachableError(f"{error}: {check_queue}") from None
         except KeyboardInterrupt:
@@ -180,7 +185,7 @@ class Scheduler(abc.ABC):
         except Exception:
             shutil.rmtree(folder, ignore_errors=True)
             raise
-        return Job(match.group(1), str(folder))
+        return job
 
     @property
     def _advice(self) -> str:
@@ -278,9 +283,6 @@ def make_state(
 
 # The parts of the script. `shell_text` sets $run_folder (the run's folder), $code (the exit code of the command) and
 # $asked (empty before the warning), and traps the signal USR1 as the warning.
-#
-# The note is replaced atomically, because a follower may read it at any time.
-_WRITE_NOTE = 'echo "{note}" > "$run_folder/job.json.new" && mv "$run_folder/job.json.new" "$run_folder/job.json"'
 # The script writes its output to a file of its own, because some schedulers copy the output only at the end of the job.
 _BEGIN = """\
 [ -d "$run_folder" ] || {{ echo "matex: host $(hostname) does not see the folder of the run, $run_folder. Submit from \
@@ -288,10 +290,13 @@ a folder on a file system that all nodes share." >&2; exit {code}; }}
 exec >> "$run_folder/output" 2>&1
 job={number}
 {write_note}
+echo "$job" >> "$run_folder/{jobs}"
 """
-# The timer is a shell in the background. Its trap also ends its `sleep`, which would otherwise go on without it.
+# The timer is a shell in the background. Its trap also ends its `sleep`, which would otherwise go on without it. The
+# script does not exit between the start and the end of the timer. The seconds count from the start of the script.
 _START_TIMER = """\
-(trap 'kill $clock; exit' TERM; sleep {seconds} & clock=$!; wait $clock; kill -USR1 $$) & timer=$!
+(trap 'kill $clock; exit' TERM; sleep $(({seconds} > SECONDS ? {seconds} - SECONDS : 0)) & clock=$!; wait $clock
+kill -USR1 $$) & timer=$!
 """
 _END_TIMER = """\
 kill $timer 2> /dev/null

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from matex_tf.deploy import run_folder
-from matex_tf.deploy.job import ENDED, EXIT_UNKNOWN, FORGOTTEN, RUNNING, STUCK, WAITING, State
+from matex_tf.deploy.job import ENDED, EXIT_UNKNOWN, FORGOTTEN, RUNNING, STUCK, WAITING, Job, State
 from matex_tf.deploy.sbatch.job_script import TASK, parse_array
 
 
@@ -34,18 +34,12 @@ def combine_states(slurm_states: Mapping[str, State], folders: Sequence[Path]) -
     """
     states: dict[int, State] = {}
     for numbers, state in slurm_states.items():
-        # Slurm lists waiting tasks as one range, and abbreviates a long one.
-        states |= dict.fromkeys(parse_array(numbers.replace(",...", "")), state)
+        states |= dict.fromkeys(parse_array(numbers), state)  # Slurm lists waiting tasks as one range
     for folder in folders:
-        number, code = int(folder.name.removeprefix(TASK)), run_folder.read_exit_code(folder)
-        if number in states:
-            continue
-        if code is not None:  # the task has ended, and Slurm has forgotten it
-            states[number] = State(ENDED, "ENDED", code=code)
-        else:
-            # It may be one of the waiting tasks that Slurm's abbreviated range does not name.
-            waiting_state = next((state for state in slurm_states.values() if state.phase == WAITING), None)
-            states[number] = waiting_state or State(FORGOTTEN, "not known to Slurm")
+        number = int(folder.name.removeprefix(TASK))
+        if number not in states:
+            forgotten = State(FORGOTTEN, "not known to Slurm")
+            states[number] = run_folder.add_exit_code(Job(str(number), str(folder)), forgotten)
     # The words of a running task also name its nodes, which the counts leave out.
     counts = Counter(
         state.words.partition(" ")[0] if state.phase == RUNNING else state.words for state in states.values()

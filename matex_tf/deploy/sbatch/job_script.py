@@ -76,6 +76,9 @@ class Slurm(Options):
         # Without PMIx, by which tasks of srun find each other, each task of Open MPI would be an MPI job of one rank.
         step = ["srun", "--mpi=pmix", f"--nodes={self.nodes}", f"--ntasks={self.ranks}", "--kill-on-bad-exit=1"]
         step.append(f"--ntasks-per-node={self.ranks_per_node}")
+        # Since Slurm 22.05, srun no longer takes the number of cores from the job. A cluster may bind each task to one
+        # core; without `cpus` the ranks distribute the cores of the node (`world.placement`).
+        step.append(f"--cpus-per-task={self.cpus}" if self.cpus else "--cpu-bind=none")
         return [*step, *self._list_python_words(), "-m", "matex_tf", *target]
 
     def _list_python_words(self) -> list[str]:
@@ -131,8 +134,8 @@ def format_script(
     A relative `folder` is relative to the folder of submission.
     """
     number = _TASK_NUMBER if options.array else _JOB_NUMBER
-    note = run_folder.format_note("slurm", number, submitted="$submitted").strip().replace('"', '\\"')
-    before = _WRITE_NOTE.format(note=note, file=run_folder.NOTE, number=number)
+    write_note = shell_text.format_note("slurm", number, "$submitted")
+    before = _WRITE_NOTE.format(write_note=write_note, file=run_folder.NOTE, number=number)
     before += "".join(f"{line}\n" for line in options.setup)
     if options.nodes > 1:
         step = f"srun --nodes={options.nodes} --ntasks={options.nodes} --ntasks-per-node=1"
@@ -180,8 +183,7 @@ _WRITE_NOTE = """\
 if ! grep -qsF "\\"job\\": \\"{number}\\"" "$run_folder/{file}"; then
     submitted=$(SLURM_TIME_FORMAT=%s timeout 60 squeue --noheader --jobs="$SLURM_JOB_ID" --format=%V 2> /dev/null)
     [[ ${{SLURM_RESTART_COUNT:-0}} = 0 && $submitted =~ ^[0-9]+$ ]] || submitted=
-    note="{note}"
-    echo "$note" > "$run_folder/{file}"
+    {write_note}
 fi
 export SLURM_EXPORT_ENV=ALL
 """

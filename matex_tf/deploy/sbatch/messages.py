@@ -152,6 +152,18 @@ def read_state(text: str) -> State | None:
     return State(RUNNING, f"{state_name} on {nodes}", restarts)
 
 
+def read_ends(text: str) -> list[State]:
+    """The states of a job, or of an array's tasks, from lines `state|exit code` of sacct; [] if one has not ended."""
+    states = []
+    for line in text.splitlines():
+        words, _, code = line.partition("|")
+        name = words.partition(" ")[0]  # "CANCELLED by 1000"
+        if name not in ENDS:
+            return []
+        states.append(State(ENDED, words, code=parse_exit_code(name, code)))
+    return states
+
+
 def read_states(text: str) -> dict[str, State]:
     """The states of an array's tasks from the output of `scontrol show job`, keyed by task numbers."""
     states = {}
@@ -177,7 +189,7 @@ def _parse_field(text: str, name: str) -> str:
 
     Fields with the user's text, which could imitate other fields, come after all fields that are read here.
     """
-    match = re.search(rf"^ +(?:\S+=\S* )*{name}=(\S*)", text, re.MULTILINE)
+    match = re.search(rf"^ +(?:\S+=\S* )*?{name}=(\S*)", text, re.MULTILINE)
     return match.group(1) if match else ""
 
 
