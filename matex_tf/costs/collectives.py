@@ -80,6 +80,24 @@ ADDITION = 1 / 5e9
 
 
 def parse_network(text: str) -> Link:
+def subtract_addition(seconds: float, size: float) -> float:
+    """Seconds of a message, from the `seconds` of a message and an addition of `size` bytes.
+
+    `ADDITION` is assumed, and may exceed `seconds`. But data never travel for free: at least half is the message.
+    """
+    return max(seconds - size * ADDITION, seconds / 2)
+
+
+def fit_link(start_up: float, byte: float, hosts: int) -> Link:
+    """The link between several hosts, from a small sum over them of `start_up` seconds, and `byte` seconds for each
+    further byte of a sum.
+
+    A small sum takes ceil(log2(hosts)) rounds. In a large sum, a host sends 2 (hosts - 1) / hosts of the bytes, and
+    adds all of them.
+    """
+    return Link(start_up / ceil(log2(hosts)), subtract_addition(byte, 1) * hosts / (2 * (hosts - 1)))
+
+
     """Parse the link between hosts, a name or START_UP:BYTES (seconds, bytes a second).
 
     Raises:

@@ -197,10 +197,8 @@ class Links:
 def fit_messages(sizes: Sequence[int], seconds: Sequence[float], ranks: int) -> MeasuredLink:
     """The cost of a message, from sums by log2(ranks) rounds, each with a message and an addition of all bytes."""
     rounds = max((ranks - 1).bit_length(), 1)
-    return MeasuredLink(
-        sizes,
-        [max(sum_seconds / rounds - size * collectives.ADDITION, 1e-9) for size, sum_seconds in zip(sizes, seconds)],
-    )
+    messages = [collectives.subtract_addition(total / rounds, size) for size, total in zip(sizes, seconds)]
+    return MeasuredLink(sizes, messages)
 
 
 class _Sums(NamedTuple):

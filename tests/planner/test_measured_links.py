@@ -91,6 +91,20 @@ def test_what_a_run_on_many_hosts_has_kept_is_priced_by_its_messages(count, monk
     assert links.network.estimate_message(0) == pytest.approx(1e-5, rel=0.2)
 
 
+@pytest.mark.parametrize("speed", [4e9, 9e9, 50e9])
+def test_data_never_travel_for_free_where_sums_are_faster_than_the_assumed_addition(speed, monkeypatch):
+    sums = tuple(6e-6 + size / speed for size in plan_file.LINK_BYTES)
+    within = dataclasses.replace(MINE, seconds=sums, asleep=sums)
+    kept = Link({"a": 1, "b": 1}, 6e-6, 1 / speed, False, 1e9)
+    monkeypatch.setattr(link_costs, "list_links", lambda: [kept])
+    (between,) = kept_links.add_kept_links((), (), False)
+    links = Links(a_plan(links=(within, between)))
+    for size in (1 << 20, 16 << 20):
+        for message in (links.memory.estimate_message(size), links.network.estimate_message(size)):
+            assert size / speed / 3 < message < size / speed + 1e-5
+        assert links.estimate_small(2, size, "allgather") > size / speed / 2
+
+
 def test_a_known_link_is_found_in_its_sums():
     """Sums of two ranks over a link of 10 us and 1 GB/s are one exchange and an addition; of four, two of them."""
     link = collectives.Link(1e-5, 1e-9)

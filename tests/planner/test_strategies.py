@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from math import ceil
+from types import SimpleNamespace
 
 import pytest
 from planner_plans import a_plan
@@ -85,6 +86,19 @@ def test_pieces_are_compared_with_whole_updates(monkeypatch, nodes):
 
 
 def test_where_memory_is_short_others_own_the_pieces():
+@pytest.mark.parametrize("count", [2, 4, 16])
+def test_the_link_that_a_run_has_kept_is_known_by_its_messages(count, monkeypatch):
+    """Sums as they are made over a link of 10 us and 1 GB/s: of 1 KiB by doubling, of 1 MiB by halving."""
+    link = Link(1e-5, 1e-9)
+    small = collectives.estimate_recursive_doubling(count, 1 << 10, link)
+    large = collectives.estimate_flat(count, 1, 1 << 20, link)
+    monkeypatch.setattr(owners.world, "get_world", lambda: SimpleNamespace(nodes=list(range(count))))
+    monkeypatch.setattr(owners.objects, "allgather", lambda value, what: [value] * count)
+    monkeypatch.setattr(owners, "_known_hosts", [])
+    owners.note_hosts((small, (large - small) / ((1 << 20) - (1 << 10))))
+    assert tuple(owners._known_hosts[0].network) == pytest.approx(tuple(link), rel=0.2)
+
+
     nodes = [0, 0, 2, 2]
     known = Hosts(nodes, {0: 1e9, 2: 1e6})
     count, why = owners.choose_count(known, 1e8, 2e8)
