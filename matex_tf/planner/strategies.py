@@ -162,7 +162,7 @@ def predict_pieces(predictor: Predictor, allreduce: Prediction, owners: int) -> 
     if not update_seconds:
         mark = ASSUMED
         update_seconds = pieces.estimate_update(1, update.weights, update.slots, collectives.MEMORY)
-        update_seconds = min(update_seconds, allreduce.compute)
+    update_seconds = min(update_seconds, allreduce.compute)  # both are estimated, each by itself
     estimate = _estimate_pieces_on_one_host if ranks <= links.per_host else _estimate_pieces_between_hosts
     compute = allreduce.compute - update_seconds * (1 - 1 / owners)  # an owner updates 1/owners of the weights
     exposed = estimate(predictor, ranks, owners) + links.estimate_small(ranks, 0)  # the rendezvous of publishing
@@ -193,7 +193,7 @@ def _estimate_pieces_between_hosts(predictor: Predictor, ranks: int, owners: int
     plan, update, links = predictor.plan, predictor.plan.update, predictor.links
     # A sum goes around the ring twice. Gradients of pieces go once, in messages ranks / owners times as large. So they
     # send ranks / (2 * owners) times the bytes of a sum: half of them if all ranks are owners.
-    piece_share = update.gradients / plan.gradient_bytes
+    piece_share = min(update.gradients / plan.gradient_bytes, 1.0)  # not every step has the updates of all optimizers
     sums = predictor.predict_step(ranks, 1 - piece_share + piece_share * ranks / (2 * owners)).exposed
     estimate_half = functools.partial(pieces.estimate_pieces_by_messages, ranks, links.per_host, owners)
     max_bytes = min(collectives.CHUNK, ranks * pieces.WEIGHT_BYTES) if plan.overlaps else collectives.CHUNK

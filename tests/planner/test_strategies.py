@@ -132,6 +132,29 @@ def test_a_step_in_pieces_lacks_the_others_parts_of_the_update():
 
 
 def test_clipped_gradients_are_summed_whole():
+def test_no_step_computes_less_than_nothing():
+    """Computation that is extrapolated may be below the update, which is measured by itself."""
+    plan = a_plan_with_an_update()
+    steep = tuple(replace(one, steps=(1e-4 * one.rows - 3e-4,) * 5) for one in plan.sizes)
+    for ranks in (16, 64):
+        found, _ = price(replace(plan, sizes=steep), ranks)
+        assert all(one.step.compute >= 0 and one.step.waiting >= 0 for one in found.values()), ranks
+
+
+def test_a_step_without_the_updates_of_all_optimizers_sends_its_own_gradients():
+    """A generator that is updated in some steps only: its gradients are among those of the updates, not of the step."""
+    own, more = (a_plan_with_an_update(update=Update(size, WEIGHTS, WEIGHTS), overlaps=False, network="0:1e9")
+                 for size in (WEIGHTS, 5 * WEIGHTS))  # fmt: skip
+    steps = [price(plan, 16)[0]["sharded"].step for plan in (own, more)]
+    assert steps[0].exposed == steps[1].exposed
+
+
+def test_steps_between_two_averages_have_no_collectives():
+    sizes = tuple(replace(one, at=(1e-4,)) for one in a_plan_with_an_update().sizes)
+    found, _ = price(a_plan_with_an_update(collectives=a_plan().collectives, sizes=sizes), 16)
+    assert found["local:8"].step.small == 0 < found["allreduce"].step.small
+
+
     clipped = a_plan_with_an_update(update=Update(0, WEIGHTS, 2 * WEIGHTS))
     usual = price(clipped, 2)[0]["allreduce"].step
     assert price(clipped, 2)[0]["sharded"].step.exposed > usual.exposed
