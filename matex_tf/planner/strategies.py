@@ -16,7 +16,7 @@ from matex_tf import settings
 from matex_tf.costs import collectives, pieces
 from matex_tf.memory import MARGIN
 from matex_tf.planner.plan_file import ASSUMED, EXTRAPOLATED, MEASURED, PlanFileError
-from matex_tf.planner.predict import SHARED_MEMORY, Prediction, Predictor, find_weakest
+from matex_tf.planner.predict import MPI, SHARED_MEMORY, Prediction, Predictor, find_weakest
 
 SHOWN_PERIOD = 8
 """The period of `local` that is shown."""
@@ -224,12 +224,11 @@ def predict_async(predictor: Predictor, ranks: int) -> Prediction:
 
 
 def predict_local(predictor: Predictor, allreduce: Prediction, period: int) -> Prediction:
-    """Ranks that average their weights every `period` steps, instead of reducing gradients in each step."""
-    links, ranks, size = predictor.links, allreduce.ranks, float(predictor.plan.gradient_bytes)
-    sum_seconds, algorithm = min((links.estimate_sum(ranks, name, size), name) for name in links.list_algorithms(ranks))
-    average_seconds = links.estimate_small(ranks, 0) + sum_seconds
+    """Ranks that average their weights every `period` steps. In between, their steps have no collectives."""
+    # An average is a collective of its own, unlike the sums of gradients.
+    average_seconds = predictor.links.estimate_small(allreduce.ranks, predictor.plan.gradient_bytes)
     return predictor.make_prediction(
-        ranks, allreduce.compute, exposed=average_seconds / period, algorithm=algorithm, overlapped=False
+        allreduce.ranks, allreduce.compute, average_seconds / period, algorithm=MPI, overlapped=False, small=0.0
     )
 
 

@@ -219,7 +219,7 @@ def test_no_step_counts_on_sums_of_mpi_over_more_ranks_than_were_measured():
         predictor = Predictor(plan)
         for ranks in (2, 16):
             one, links = predictor.predict_step(ranks), predictor.links
-            assert ("mpi" in links.list_algorithms(ranks)) == (ranks <= known)
+            assert links.is_mpi_known(ranks) == (ranks <= known)
             if ranks > known:
                 size = sum(g.bytes for g in large)
                 ways = [links.estimate_sum(ranks, name, size) for name in ("ring", "two_level", "mpi")]
@@ -229,7 +229,7 @@ def test_no_step_counts_on_sums_of_mpi_over_more_ranks_than_were_measured():
                 doubted = (ways[2] + links.estimate_small(ranks, 0) + one.small) / 1.5
                 assert one.low == pytest.approx(min(one.step, one.compute + doubted), rel=0.01)
     links = Predictor(unmeasured).links
-    small = {name: links.estimate_sum(16, name, 32 << 10) for name in links.list_algorithms(16)}
+    small = {name: links.estimate_sum(16, name, 32 << 10) for name in collectives.EXACT}
     assert set(small.values()) == {collectives.estimate_flat(16, 1, 32 << 10, links.network, links.memory)}
 
 

@@ -187,6 +187,7 @@ def test_servers_and_pulls():
     together = simulated("servers=8,sync")
     pulls = {one: simulated("servers=8,sync", f"pull={one}").step for one in what_if.PULLS}
     assert together.step == pulls["default"] > pulls["ibatch"]
+    assert (priced.small == 0) == strategy.startswith("local")
     assert simulated("servers=8,sync", "slow=3:2").step > together.step
 
 

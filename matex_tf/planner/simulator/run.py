@@ -13,6 +13,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from matex_tf import settings
 from matex_tf.planner import buckets, plan_file, predict
 from matex_tf.planner.papers import ibatch
 from matex_tf.planner.simulator import servers
@@ -125,6 +126,8 @@ def _prepare_step(predictor: predict.Predictor, program: Program, ranks: int, wh
     planned = predictor.predict_step(ranks)
     algorithm, compression = what_if.algorithm or planned.algorithm, what_if.compression
     at_once = links.estimate_small(ranks, 0) + links.estimate_sum(ranks, algorithm, program.bytes, compression)
+        if settings.is_statistical(what_if.strategy):  # local:H, whose steps have no collectives
+            scaled = dataclasses.replace(scaled, collectives=())
     can_overlap = ranks > links.per_host and bool(program.sizes)
     wants_overlap = planned.overlapped if what_if.overlap is None else what_if.overlap
     if not (can_overlap and wants_overlap):
