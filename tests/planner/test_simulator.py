@@ -96,7 +96,7 @@ def test_greedy_buckets_are_never_better_than_the_best():
         for plan in (
             buckets.find_greedy_plan(ready, sizes, price),
             buckets.plan_by_size(sizes, 20),
-            buckets.plan_each(sizes),
+            buckets.plan_by_size(sizes, 0),
         ):
             assert (
                 plan[0] == 0

@@ -162,12 +162,10 @@ def _count_sent(compression: str) -> float:
 def _choose_boundaries(program: Program, method: str | float, price: buckets.Price) -> buckets.Plan:
     """The bucket plan of a what-if `method`: one of `what_if.BUCKETS`, or the bytes of a bucket."""
     if method == "best":
-        return buckets.find_best_plan(program.ready, program.sizes, price)
+        return buckets.find_best_plan(program.ready, program.sizes, buckets.sample_price(price, program.bytes))
     if method == "ibatch":
         return buckets.find_greedy_plan(program.ready, program.sizes, price)
-    if method == "each":
-        return buckets.plan_each(program.sizes)
-    return buckets.plan_by_size(program.sizes, float(method))
+    return buckets.plan_by_size(program.sizes, 0.0 if method == "each" else float(method))
 
 
 def _simulate_with_servers(
