@@ -147,7 +147,18 @@ def test_what_cannot_be_on_one_host_is_said():
         assert not any("link" in one for one in found.assumptions)
         assert simulated(word, count=64).note == simulated(count=16).note == ""
     assert "the given link between hosts" in simulated("link=ethernet1").assumptions[0]
-    assert simulated("algorithm=ring", count=1).note.startswith("algorithm: nothing changes on 1 rank of")
+    for name in ("algorithm=ring", "strategy=sharded"):
+        found = simulated(name, count=1).note
+        assert found == f"{name.partition('=')[0]}: nothing changes on 1 rank of one host"
+    assert simulated("overlap=off", "buckets=each").note == "buckets: nothing changes where no sums are overlapped"
+    assert simulated("servers=8", "slow=1:2").note == ""
+    for word in ("overlap=on", "overlap=off", "buckets=each", "compression=fp16", "algorithm=ring"):
+        found = simulated("servers=8", word)
+        name = word if word.startswith("overlap") else word.partition("=")[0]
+        assert found.step == simulated("servers=8").step
+        assert found.note == f"{name}: nothing changes with parameter servers"
+    for count in (8, 64):
+        assert simulated("servers=8", count=count).assumptions[0] == "ethernet25 between hosts"
 
 
 def test_what_ifs_change_what_they_name():
