@@ -162,8 +162,8 @@ def _show_steps(plan: plan_file.Plan, ranks: Sequence[int], options: dict[str, A
 
     # For each row of the table, its name and its changes: no change, each change alone, and all changes.
     rows = [("as planned", []), *((change, list_row_changes(change)) for change in changes)]
-    if len(changes) > 1:
-        rows.append(("all of these", changes))
+    if len(changes) > 1 and len({change.partition("=")[0] for change in changes}) == len(changes):
+        rows.append(("all of these", changes))  # two values of one name exclude each other
     variants = [(name, what_if.read_changes(row_changes)) for name, row_changes in rows]
     table = Table("ranks", Column("what", no_wrap=True), "step", "compute", "slowest", "exposed", "rows/s")
     assumptions: list[str] = []

@@ -47,6 +47,8 @@ def test_a_plan_is_simulated_with_each_what_if_and_with_all(plan, capsys, tmp_pa
     for words in ("as planned", "overlap=off", "link=2us,25GB/s", "all of these", "ethernet25 between hosts"):
         assert words in table, table
     assert table.count("as planned") == 2
+    code, table, _ = said(capsys, plan, "--ranks", "8", "--what", "link=ethernet1", "--what", "link=ethernet10")
+    assert code == 0 and "link=ethernet10" in table and "all of these" not in table, "they exclude each other"
     assert any(row["name"] == "compute" for row in json.loads(path.read_text())["traceEvents"])
 
 

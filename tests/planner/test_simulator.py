@@ -35,7 +35,8 @@ def a_plan(overlaps=True, scaling="strong", links=()):
 
 
 def simulated(*words, count=64, plan=None, **other):
-    return run.simulate_plan(plan or a_plan(), count, what_if.read_changes(["noise=0", *words]), **other)
+    steady = [] if any(word.startswith("noise=") for word in words) else ["noise=0"]
+    return run.simulate_plan(plan or a_plan(), count, what_if.read_changes([*steady, *words]), **other)
 
 
 def program_of(sizes, ready, meetings=(), compute=None):
@@ -216,6 +217,12 @@ def test_wrong_words_are_answered_with_the_nearest():
         ("ranks-per-host=0", "NUMBER"),
         ("compression=topk:2", "topk:0.01"),
         ("strategy=async", "strategy=sharded|servers:S|local:H"),
+        ("strategy=Async:2", "strategy=sharded|servers:S|local:H"),
+        ("slow=3:1.2,4:nan", "3:1.2"),
+        ("slow=3:inf", "3:1.2"),
+        ("slow=3:1.2,3:2", "3:1.2"),
+        ("link=1e999us,1GB/s", "link=2us,25GB/s"),
+        ("link=1us,1e999GB/s", "link=2us,25GB/s"),
         ("strategy=servers:2:only", "strategy=sharded|servers:S|local:H"),
     ):
         with pytest.raises(program.ImpossibleRequest) as error:
@@ -223,6 +230,8 @@ def test_wrong_words_are_answered_with_the_nearest():
         assert answer in str(error.value), error.value
     with pytest.raises(program.ImpossibleRequest, match="cannot be combined with overlap=off"):
         what_if.read_changes(["strategy=sharded", "overlap=off"])
+    with pytest.raises(program.ImpossibleRequest, match="link= is given twice"):
+        what_if.read_changes(["link=ethernet1", "link=ethernet10"])
     with pytest.raises(program.ImpossibleRequest, match="ranks 0 to 63"):
         simulated("slow=64:2")
     with pytest.raises(program.ImpossibleRequest, match="all ready at once"):
