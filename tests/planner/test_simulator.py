@@ -188,6 +188,7 @@ def test_a_strategy_is_priced_as_the_planner_does(count, strategy):
     found = simulated(f"strategy={strategy}", count=count, plan=plan)
     priced = strategies.find_price(predict.Predictor(plan), count, strategy).step
     assert found.step == pytest.approx(priced.compute + priced.exposed + priced.small)
+    assert (priced.small == 0) == strategy.startswith("local")
     assert found.assumptions[-1].startswith(f"what {strategy} exchanges")
     with pytest.raises(plan_file.PlanFileError, match="no optimizer of Keras"):
         simulated("strategy=sharded", count=count)
@@ -199,7 +200,6 @@ def test_servers_and_pulls():
     together = simulated("servers=8,sync")
     pulls = {one: simulated("servers=8,sync", f"pull={one}").step for one in what_if.PULLS}
     assert together.step == pulls["default"] > pulls["ibatch"]
-    assert (priced.small == 0) == strategy.startswith("local")
     assert simulated("servers=8,sync", "slow=3:2").step > together.step
 
 
@@ -293,4 +293,21 @@ def test_a_timeline_played_again_gives_its_step_and_with_a_slow_rank_that_of_a_s
     rows = [row for row in rows if (row["pid"], row.get("cat")) != (1, "collective")]
     path.write_text(json.dumps({"traceEvents": rows}))
     with pytest.raises(program.ImpossibleRequest, match="do not have the same collectives"):
+        replay.replay_timeline(path)
+
+
+def test_files_that_cannot_be_replayed_are_refused_with_the_reason(tmp_path):
+    path = tmp_path / "other.json"
+    bar = {"name": "a", "cat": "other", "ph": "X", "pid": 0, "tid": 0, "ts": 1.0, "dur": 2.0}
+    for rows, why in (
+        ([], "do not have the same collectives"),
+        ([bar], "has 0 updates; 5 or more are needed"),
+        ([{**bar, "name": "wait for sums"}], "do not have the same collectives"),
+        ([{"name": "a", "ph": "X", "pid": 0, "tid": 0}], "is not a complete file of MATEX_TIMELINE"),
+    ):
+        path.write_text(json.dumps({"traceEvents": rows}))
+        with pytest.raises(program.ImpossibleRequest, match=why):
+            replay.replay_timeline(path)
+    path.write_text(path.read_text()[:-9])
+    with pytest.raises(program.ImpossibleRequest, match="other.json is not a complete file"):
         replay.replay_timeline(path)
