@@ -8,6 +8,7 @@ queueing network (`planner.papers`, `planner.queueing`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -224,10 +225,11 @@ def _show_servers(plan: plan_file.Plan | None, ranks: Sequence[int] | None, opti
         lemma = htc.servers(workers, transferring / 2, ratio, computing)
         cells = []
         for estimate in (lemma, xai.servers(workers, share, ratio), Estimate(least)):
-            servers = int(estimate.value)
-            efficiency = queueing.compute_efficiency(workers, servers, computing, transferring, ratio)
+            servers = min(estimate.value, ceil(workers / ratio))  # with more servers, workers are no faster
+            efficiency = queueing.compute_efficiency(workers, int(servers), computing, transferring, ratio)
             outside = f"\n[red]outside its domain:[/] {estimate.outside}" if estimate.outside else ""
-            cells.append(f"{estimate.value:.0f} ({efficiency:.0%}){outside}")
+            count = f"{estimate.value:.0f}" if estimate.value < 1e6 else f"{estimate.value:.1e}"
+            cells.append(f"{count} ({efficiency:.0%}){outside}")
         table.add_row(str(workers), f"{share:.3f}", *cells)
     console = Console()
     console.print(table)

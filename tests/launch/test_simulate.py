@@ -57,6 +57,8 @@ def test_servers_by_three_models_side_by_side(plan, capsys):
     assert code == 0 and all(words in table for words in ("lemma 3.2", "eq. 6", "exact, for 95%", "below 1/7")), table
     four, eight = (next(line for line in table.split("│ │") if f" {n} │ 0.200" in f" {line}") for n in (4, 8))
     assert "outside its domain" not in four and "2 (99%)" in four and "3 (99%)" in eight
+    code, table, _ = said(capsys, "--servers", "--ranks", "512,4096", "--compute", "10ms", "--transfer", "100ms")
+    assert code == 0 and "1.5e+146 (100%)" in table and "inf (100%)" in table
     code, table, _ = said(capsys, "--servers", "--ranks", "4", plan)
     assert code == 0 and "eq. 6" in table
 
