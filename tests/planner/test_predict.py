@@ -266,6 +266,12 @@ def test_what_is_printed_and_written():
     assert "epoch: its steps are not known: it does not tell" in report.format_heading(blind, Predictor(blind))
     assert "epoch min" not in [column.header for column in report.format_table(blind, steps).columns]
     assert "?" in report.format_closing(predictor.plan, predictor)
+    assert "up to 64 rows on a rank" in report.format_closing(predictor.plan, predictor, 1e9)
+    weak = Predictor(a_plan(scaling="weak", sizes=tuple(replace(size, rows=64) for size in a_plan().sizes)))
+    assert "row" not in report.format_closing(weak.plan, weak, 1e6), "memory is known for one number of rows only"
+    rates = [replace(steps[0], rows_a_second=rate) for rate in (9999.4, 9999.6)]
+    shown = {column.header: list(column.cells) for column in report.format_table(predictor.plan, rates).columns}
+    assert shown["rows/s"] == ["9999", "10000"]
 
 
 def test_a_network_is_a_name_or_two_numbers():
