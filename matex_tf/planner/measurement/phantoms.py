@@ -87,6 +87,8 @@ def measure_copies(
     Raises:
         NotMeasured: the script fails, does not train, or ends before it has trained enough.
     """
+    for copy in range(copies):  # before the first copy starts, so that all run at the same time
+        _make_mirror(folder, copy)
     begun_at, other_seconds = time.monotonic(), _count_other_seconds()
     with contextlib.ExitStack() as at_end:
         processes = []
@@ -156,6 +158,7 @@ def measure_real(
     """
     # RANKS = 0 in MATEX_PLAN means that real ranks are measured. Rank R then stores copy-R.npz; rank 0's file is read.
     environment = _make_environment(f"0:{steps}:0:1", folder, scaling, limits, overlap="auto", is_here=is_here)
+    _make_mirror(folder, 0)
     with _start_copy(script, 0, folder, environment, launch) as process:
         _await_ends([process], folder / "copy-0.npz")  # then the end of the context ends ranks that still run
     notes, real_steps, _ = read_copy(folder, 0, process.returncode, 0, steps)
@@ -200,14 +203,18 @@ def _make_environment(
     return {"MATEX_OVERLAP": overlap, **inherited, **own, **(limits or {}), **quiet}
 
 
+def _make_mirror(folder: Path, copy: int) -> None:
+    """Mirror the current folder for copy number `copy`. The plan's `folder` may be in it, and is left out."""
+    mirror_folder(Path.cwd().resolve(), folder / f"place-{copy}", [folder])
+
+
 @contextlib.contextmanager
 def _start_copy(
     script: Sequence[str], copy: int, folder: Path, environment: Mapping[str, str], launch: Launch | None = None
 ) -> Iterator[subprocess.Popen[Any]]:
-    """Start the script as copy number `copy`, or on the ranks of `launch`, in a mirror of the current folder."""
-    mirror, source = folder / f"place-{copy}", Path.cwd().resolve()
-    mirror_folder(source, mirror)
-    target = make_mirror_command(script, source, mirror)
+    """Start the script as copy number `copy`, or on the ranks of `launch`, in its mirror of the current folder."""
+    mirror = folder / f"place-{copy}"
+    target = make_mirror_command(script, Path.cwd().resolve(), mirror)
     command = launch(target, environment) if launch else [sys.executable, "-m", "matex_tf", *target]
     with (
         (folder / f"said-{copy}").open("wb") as output,
