@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from matex_tf.runtime import atomic
+
 FORMAT = 3
 """The version of the file; other versions are refused."""
 MEASURED, EXTRAPOLATED, ASSUMED = "measured", "extrapolated", "assumed"
@@ -202,8 +204,9 @@ class Plan:
 
 
 def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
-    """Write the plan to `path`, as JSON."""
-    Path(path).write_text(json.dumps(dataclasses.asdict(plan), indent=1) + "\n")
+    """Write the plan to `path`, as JSON. After an error, an earlier file remains."""
+    with atomic.write_beside(os.fspath(path)) as place:
+        Path(place).write_text(json.dumps(dataclasses.asdict(plan), indent=1) + "\n")
 
 
 def load_plan(path: str | os.PathLike[str]) -> Plan:
