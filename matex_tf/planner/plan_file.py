@@ -12,7 +12,7 @@ import os
 import statistics
 import types
 import typing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -174,7 +174,7 @@ class Plan:
     """As MATEX_MICROBATCH: rows of a microbatch, or AUTO; 0: slices are computed at once."""
     why_no_epoch: str = ""
     """The reason why the steps of an epoch could not be counted; "" if they were."""
-    format: int = field(default=FORMAT)
+    format: int = FORMAT
 
     def __post_init__(self) -> None:
         if not self.sizes:

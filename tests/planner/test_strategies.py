@@ -73,7 +73,8 @@ def test_pieces_are_compared_with_whole_updates(monkeypatch, nodes):
     other, gain = owners.compare_strategies(1e8, 2e8)
     best = min(known.estimate_step(count, 1e8, 2e8) for count in range(1, len(nodes) + 1))
     assert other == "servers:auto" and gain == known.estimate_whole_step(1e8, 2e8) - best
-    memory, update, ranks = known.memory, pieces.estimate_update(1, 1e8, 2e8, known.memory), len(nodes)
+    memory, ranks = collectives.MEMORY, len(nodes)
+    update = pieces.estimate_update(1, 1e8, 2e8, memory)
     if len(set(nodes)) == 1:
         assert known.estimate_whole_step(1e8, 2e8) == collectives.estimate_shared_memory(ranks, 1e8, memory) + update
         assert gain > 0.4 * update
@@ -85,7 +86,6 @@ def test_pieces_are_compared_with_whole_updates(monkeypatch, nodes):
     assert owners.compare_strategies(0, 0) == ("", 0.0), "nothing of the update can be in pieces"
 
 
-def test_where_memory_is_short_others_own_the_pieces():
 @pytest.mark.parametrize("count", [2, 4, 16])
 def test_the_link_that_a_run_has_kept_is_known_by_its_messages(count, monkeypatch):
     """Sums as they are made over a link of 10 us and 1 GB/s: of 1 KiB by doubling, of 1 MiB by halving."""
@@ -99,6 +99,7 @@ def test_the_link_that_a_run_has_kept_is_known_by_its_messages(count, monkeypatc
     assert tuple(owners._known_hosts[0].network) == pytest.approx(tuple(link), rel=0.2)
 
 
+def test_where_memory_is_short_others_own_the_pieces():
     nodes = [0, 0, 2, 2]
     known = Hosts(nodes, {0: 1e9, 2: 1e6})
     count, why = owners.choose_count(known, 1e8, 2e8)
@@ -131,7 +132,6 @@ def test_a_step_in_pieces_lacks_the_others_parts_of_the_update():
         assert found["allreduce"].memory - found["sharded"].memory == 2 * WEIGHTS * (1 - 1 / ranks)
 
 
-def test_clipped_gradients_are_summed_whole():
 def test_no_step_computes_less_than_nothing():
     """Computation that is extrapolated may be below the update, which is measured by itself."""
     plan = a_plan_with_an_update()
@@ -155,6 +155,7 @@ def test_steps_between_two_averages_have_no_collectives():
     assert found["local:8"].step.small == 0 < found["allreduce"].step.small
 
 
+def test_clipped_gradients_are_summed_whole():
     clipped = a_plan_with_an_update(update=Update(0, WEIGHTS, 2 * WEIGHTS))
     usual = price(clipped, 2)[0]["allreduce"].step
     assert price(clipped, 2)[0]["sharded"].step.exposed > usual.exposed
