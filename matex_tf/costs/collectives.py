@@ -15,6 +15,7 @@ link between hosts, and `memory` the link within a host. Results are in seconds,
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections.abc import Callable, Sequence
 from math import ceil, inf, log2
 from typing import NamedTuple, Protocol
@@ -56,7 +57,7 @@ class MeasuredLink:
             raise ValueError("expected equally many times and sizes, at least two, and increasing sizes")
         self.sizes = list(sizes)
         # Larger messages are never faster: a decrease is noise.
-        self.seconds = [max(seconds[: i + 1]) for i in range(len(seconds))]
+        self.seconds = list(itertools.accumulate(seconds, max))
 
     def estimate_message(self, size: float) -> float:
         if size <= self.sizes[0]:
@@ -79,7 +80,6 @@ ADDITION = 1 / 5e9
 """Seconds to add one byte: 5 GB/s, assumed."""
 
 
-def parse_network(text: str) -> Link:
 def subtract_addition(seconds: float, size: float) -> float:
     """Seconds of a message, from the `seconds` of a message and an addition of `size` bytes.
 
@@ -98,6 +98,7 @@ def fit_link(start_up: float, byte: float, hosts: int) -> Link:
     return Link(start_up / ceil(log2(hosts)), subtract_addition(byte, 1) * hosts / (2 * (hosts - 1)))
 
 
+def parse_network(text: str) -> Link:
     """Parse the link between hosts, a name or START_UP:BYTES (seconds, bytes a second).
 
     Raises:
