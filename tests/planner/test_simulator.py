@@ -290,6 +290,11 @@ def test_a_timeline_played_again_gives_its_step_and_with_a_slow_rank_that_of_a_s
     with pytest.raises(program.ImpossibleRequest, match="ranks 0 to 3"):
         replay.replay_timeline(path, {4: 2.0})
     rows = json.loads(path.read_text())["traceEvents"]
+    # The own file of a rank, which an error leaves, has the number of the rank.
+    path.write_text(json.dumps({"traceEvents": [row for row in rows if row["pid"] == 2]}))
+    assert replay.replay_timeline(path, {2: 1.5}).replayed > 1.2 * replay.replay_timeline(path).replayed
+    with pytest.raises(program.ImpossibleRequest, match="ranks 2 to 2"):
+        replay.replay_timeline(path, {0: 1.5})
     rows = [row for row in rows if (row["pid"], row.get("cat")) != (1, "collective")]
     path.write_text(json.dumps({"traceEvents": rows}))
     with pytest.raises(program.ImpossibleRequest, match="do not have the same collectives"):
