@@ -45,8 +45,11 @@ SETTLED_STEPS = 20
 """The number of last steps of real ranks that are measured. Before them ranks choose buckets and overlapping."""
 SHOWN_LINES = 40
 """Last lines of output shown for a script that cannot be measured."""
-# Settings of the user's environment that would change a measured process.
-_NOT_INHERITED = ("CHECK", "STATE", "TIMELINE", "PROFILE", "PROOF", "EXPLAIN", "ELASTIC", "COMPRESSION")
+# Settings of the user's environment that would change a measured process, or let it write to files of the user.
+_NOT_INHERITED = (
+    "CHECK", "STATE", "TIMELINE", "PROFILE", "PROOF", "EXPLAIN", "ELASTIC", "COMPRESSION", "DISABLE", "OUTPUT",
+    "LOG_DIR", "RECORD",
+)  # fmt: skip
 
 
 Launch = Callable[[Sequence[str], Mapping[str, str]], list[str]]
@@ -179,6 +182,12 @@ def make_limits(memory: float, microbatch: int) -> dict[str, str]:
     return {"MATEX_MEMORY": f"{memory:.0f}", "MATEX_MICROBATCH": microbatch_text}
 
 
+def inherit_environment() -> dict[str, str]:
+    """The environment of this process for a process that is measured, without `_NOT_INHERITED`."""
+    not_inherited = {f"MATEX_{name}" for name in _NOT_INHERITED}
+    return {name: value for name, value in os.environ.items() if name not in not_inherited}
+
+
 def _make_environment(
     plan: str, folder: Path, scaling: str, limits: Mapping[str, str] | None, overlap: str = "on", is_here: bool = True
 ) -> dict[str, str]:
@@ -193,14 +202,12 @@ def _make_environment(
         overlap: MATEX_OVERLAP, if the user's environment does not set it.
         is_here: the process runs on this host.
     """
-    not_inherited = {f"MATEX_{name}" for name in _NOT_INHERITED}
-    inherited = {name: value for name, value in os.environ.items() if name not in not_inherited}
     own = {"MATEX_PLAN": f"{plan}:{folder}", "MATEX_SCALING": scaling, "MATEX_FILES_DIR": str(folder)}
     if is_here:
         own["TMPDIR"] = str(folder / "temporary")
         os.makedirs(own["TMPDIR"], exist_ok=True)
     quiet = {"MATEX_QUIET": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
-    return {"MATEX_OVERLAP": overlap, **inherited, **own, **(limits or {}), **quiet}
+    return {"MATEX_OVERLAP": overlap, **inherit_environment(), **own, **(limits or {}), **quiet}
 
 
 def _make_mirror(folder: Path, copy: int) -> None:
