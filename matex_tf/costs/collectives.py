@@ -15,6 +15,7 @@ link between hosts, and `memory` the link within a host. Results are in seconds,
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections.abc import Callable, Sequence
 from math import ceil, inf, log2
 from typing import NamedTuple, Protocol
@@ -56,7 +57,7 @@ class MeasuredLink:
             raise ValueError("expected equally many times and sizes, at least two, and increasing sizes")
         self.sizes = list(sizes)
         # Larger messages are never faster: a decrease is noise.
-        self.seconds = [max(seconds[: i + 1]) for i in range(len(seconds))]
+        self.seconds = list(itertools.accumulate(seconds, max))
 
     def estimate_message(self, size: float) -> float:
         if size <= self.sizes[0]:
@@ -77,6 +78,24 @@ MEMORY = Link(0.5e-6, 1 / 8e9)
 """The assumed link within a host: 8 GB/s for each rank."""
 ADDITION = 1 / 5e9
 """Seconds to add one byte: 5 GB/s, assumed."""
+
+
+def subtract_addition(seconds: float, size: float) -> float:
+    """Seconds of a message, from the `seconds` of a message and an addition of `size` bytes.
+
+    `ADDITION` is assumed, and may exceed `seconds`. But data never travel for free: at least half is the message.
+    """
+    return max(seconds - size * ADDITION, seconds / 2)
+
+
+def fit_link(start_up: float, byte: float, hosts: int) -> Link:
+    """The link between several hosts, from a small sum over them of `start_up` seconds, and `byte` seconds for each
+    further byte of a sum.
+
+    A small sum takes ceil(log2(hosts)) rounds. In a large sum, a host sends 2 (hosts - 1) / hosts of the bytes, and
+    adds all of them.
+    """
+    return Link(start_up / ceil(log2(hosts)), subtract_addition(byte, 1) * hosts / (2 * (hosts - 1)))
 
 
 def parse_network(text: str) -> Link:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from matex_tf.costs import collectives
-from matex_tf.costs.collectives import ADDITION, AnyLink, Link
+from matex_tf.costs.collectives import ADDITION, MEMORY, AnyLink, Link
 
 UPDATE_END = "the end of an optimizer's update"
 """The name of the barrier that marks the end of an update while steps are measured."""
@@ -87,7 +87,6 @@ class Hosts:
     """The free bytes of memory, by node."""
     measured: Link | None = None
     """The link between hosts, if it was measured."""
-    memory: Link = collectives.MEMORY
 
     @property
     def network(self) -> Link:
@@ -95,7 +94,7 @@ class Hosts:
 
     def describe_assumptions(self) -> str:
         """Describes the assumptions of the estimates."""
-        within = f"{1e-9 / self.memory.byte:.3g} GB/s of memory for each rank are assumed"
+        within = f"{1e-9 / MEMORY.byte:.3g} GB/s of memory for each rank are assumed"
         if len(set(self.nodes)) == 1:
             return within
         between = f"{1e-9 / self.network.byte:.3g} GB/s between hosts"
@@ -108,27 +107,27 @@ class Hosts:
     def estimate_step(self, owners: int, weights: float, slots: float) -> float:
         """Seconds of a step for sums of gradients, update and new weights, which depend on the number of owners."""
         ranks = len(self.nodes)
-        update = estimate_update(owners, weights, slots, self.memory)
+        update = estimate_update(owners, weights, slots, MEMORY)
         if len(set(self.nodes)) == 1:
-            sums = estimate_gradient_pieces(ranks, owners, weights, self.memory)
-            return sums + update + estimate_publishing_in_memory(ranks, owners, weights, self.memory)
+            sums = estimate_gradient_pieces(ranks, owners, weights, MEMORY)
+            return sums + update + estimate_publishing_in_memory(ranks, owners, weights, MEMORY)
         # Gradients to owners, and new weights from owners, take equally long.
-        messages = estimate_pieces_by_messages(ranks, self.per_host, owners, weights, self.network, self.memory)
+        messages = estimate_pieces_by_messages(ranks, self.per_host, owners, weights, self.network, MEMORY)
         return messages + update + messages
 
     def estimate_whole_step(self, weights: float, slots: float) -> float:
         """Seconds of a step for sums of gradients and update, if every rank updates all weights."""
         ranks = len(self.nodes)
-        update = estimate_update(1, weights, slots, self.memory)
+        update = estimate_update(1, weights, slots, MEMORY)
         if len(set(self.nodes)) == 1:
-            return collectives.estimate_shared_memory(ranks, weights, self.memory) + update
-        links = self.network, self.memory
+            return collectives.estimate_shared_memory(ranks, weights, MEMORY) + update
+        links = self.network, MEMORY
         sums = (collectives.estimate_sum(name, ranks, self.per_host, weights, *links) for name in collectives.EXACT)
         return min(sums) + update
 
-    def find_overfull(self, owners: Sequence[int], slots: float) -> int | None:
-        """A node with too little free memory for the pieces of its `owners` (ranks), which together take `slots` bytes;
-        None if all nodes have enough.
+    def can_hold(self, owners: Sequence[int], slots: float) -> bool:
+        """Whether each node has enough free memory for the pieces of its `owners` (ranks), which together take `slots`
+        bytes.
         """
         counts = Counter(self.nodes[rank] for rank in owners)
-        return next((node for node, free in self.free.items() if counts[node] * slots / len(owners) > free), None)
+        return all(counts[node] * slots / len(owners) <= free for node, free in self.free.items())

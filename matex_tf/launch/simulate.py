@@ -8,6 +8,7 @@ queueing network (`planner.papers`, `planner.queueing`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -162,8 +163,8 @@ def _show_steps(plan: plan_file.Plan, ranks: Sequence[int], options: dict[str, A
 
     # For each row of the table, its name and its changes: no change, each change alone, and all changes.
     rows = [("as planned", []), *((change, list_row_changes(change)) for change in changes)]
-    if len(changes) > 1:
-        rows.append(("all of these", changes))
+    if len(changes) > 1 and len({change.partition("=")[0] for change in changes}) == len(changes):
+        rows.append(("all of these", changes))  # two values of one name exclude each other
     variants = [(name, what_if.read_changes(row_changes)) for name, row_changes in rows]
     table = Table("ranks", Column("what", no_wrap=True), "step", "compute", "slowest", "exposed", "rows/s")
     assumptions: list[str] = []
@@ -224,10 +225,11 @@ def _show_servers(plan: plan_file.Plan | None, ranks: Sequence[int] | None, opti
         lemma = htc.servers(workers, transferring / 2, ratio, computing)
         cells = []
         for estimate in (lemma, xai.servers(workers, share, ratio), Estimate(least)):
-            servers = int(estimate.value)
-            efficiency = queueing.compute_efficiency(workers, servers, computing, transferring, ratio)
+            servers = min(estimate.value, ceil(workers / ratio))  # with more servers, workers are no faster
+            efficiency = queueing.compute_efficiency(workers, int(servers), computing, transferring, ratio)
             outside = f"\n[red]outside its domain:[/] {estimate.outside}" if estimate.outside else ""
-            cells.append(f"{estimate.value:.0f} ({efficiency:.0%}){outside}")
+            count = f"{estimate.value:.0f}" if estimate.value < 1e6 else f"{estimate.value:.1e}"
+            cells.append(f"{count} ({efficiency:.0%}){outside}")
         table.add_row(str(workers), f"{share:.3f}", *cells)
     console = Console()
     console.print(table)

@@ -82,7 +82,7 @@ def find_greedy_plan(ready: Sequence[float], sizes: Sequence[float], price: Pric
 
 
 def plan_by_size(sizes: Sequence[float], bucket_bytes: float) -> Plan:
-    """A plan that closes a bucket once it has `bucket_bytes` bytes."""
+    """A plan that closes a bucket once it has `bucket_bytes` bytes; with 0 bytes each gradient has its own bucket."""
     plan, collected = [0], 0.0
     for stop, size in enumerate(sizes, 1):
         collected += size
@@ -90,11 +90,6 @@ def plan_by_size(sizes: Sequence[float], bucket_bytes: float) -> Plan:
             plan.append(stop)
             collected = 0.0
     return tuple(plan)
-
-
-def plan_each(sizes: Sequence[float]) -> Plan:
-    """A plan with one bucket for each gradient."""
-    return tuple(range(len(sizes) + 1))
 
 
 def compute_plan_end(plan: Plan, ready: Sequence[float], sizes: Sequence[float], price: Price) -> float:

@@ -8,6 +8,7 @@ copies. For example, from 64 and 128 rows in 2 copies it interpolates 96 rows on
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Sequence
 from math import ceil
 
@@ -56,7 +57,7 @@ class Line:
     def __call__(self, position: float) -> float:
         if len(self.x) == 1:
             return self.y[0]
-        right = min(max(int(np.searchsorted(self.x, position)), 1), len(self.x) - 1)
+        right = min(max(bisect.bisect_left(self.x, position), 1), len(self.x) - 1)
         (x0, x1), (y0, y1) = self.x[right - 1 : right + 1], self.y[right - 1 : right + 1]
         slope = (y1 - y0) / (x1 - x0)
         if not x0 <= position <= x1:

@@ -12,9 +12,11 @@ import os
 import statistics
 import types
 import typing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from matex_tf.runtime import atomic
 
 FORMAT = 3
 """The version of the file; other versions are refused."""
@@ -172,7 +174,7 @@ class Plan:
     """As MATEX_MICROBATCH: rows of a microbatch, or AUTO; 0: slices are computed at once."""
     why_no_epoch: str = ""
     """The reason why the steps of an epoch could not be counted; "" if they were."""
-    format: int = field(default=FORMAT)
+    format: int = FORMAT
 
     def __post_init__(self) -> None:
         if not self.sizes:
@@ -202,8 +204,9 @@ class Plan:
 
 
 def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
-    """Write the plan to `path`, as JSON."""
-    Path(path).write_text(json.dumps(dataclasses.asdict(plan), indent=1) + "\n")
+    """Write the plan to `path`, as JSON. After an error, an earlier file remains."""
+    with atomic.write_beside(os.fspath(path)) as place:
+        Path(place).write_text(json.dumps(dataclasses.asdict(plan), indent=1) + "\n")
 
 
 def load_plan(path: str | os.PathLike[str]) -> Plan:

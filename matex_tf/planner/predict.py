@@ -114,16 +114,6 @@ class Links:
         """Whether MPI's own large sums over so many ranks were measured. For more ranks its algorithm may change."""
         return ranks <= self.per_host or (self._between is not None and ranks <= self._between.ranks)
 
-    def list_algorithms(self, ranks: int, with_mpi: bool = False) -> list[str]:
-        """The algorithms of sums over `ranks` ranks that do not change results.
-
-        MPI's own algorithm is included if it was measured, or `with_mpi`. Ranks try all algorithms and take the
-        fastest. So the other algorithms give an upper bound if MPI's own was not measured.
-        """
-        if ranks <= self.per_host:
-            return [SHARED_MEMORY]
-        return [name for name in collectives.EXACT if name != MPI or with_mpi or self.is_mpi_known(ranks)]
-
     def estimate_sum(self, ranks: int, algorithm: str, size: float, compression: str = "") -> float:
         """Seconds of a sum of `size` bytes of gradients.
 
@@ -197,10 +187,8 @@ class Links:
 def fit_messages(sizes: Sequence[int], seconds: Sequence[float], ranks: int) -> MeasuredLink:
     """The cost of a message, from sums by log2(ranks) rounds, each with a message and an addition of all bytes."""
     rounds = max((ranks - 1).bit_length(), 1)
-    return MeasuredLink(
-        sizes,
-        [max(sum_seconds / rounds - size * collectives.ADDITION, 1e-9) for size, sum_seconds in zip(sizes, seconds)],
-    )
+    messages = [collectives.subtract_addition(total / rounds, size) for size, total in zip(sizes, seconds)]
+    return MeasuredLink(sizes, messages)
 
 
 class _Sums(NamedTuple):
@@ -225,6 +213,7 @@ class Predictor:
         if ranks == 1:
             return self.make_prediction(1, compute, 0.0, "none", False)
         candidates = self._predict_sums(ranks, squeeze)
+        # Ranks take the fastest algorithm, so the others give an upper bound if MPI's own was not measured.
         is_mpi_known = self.links.is_mpi_known(ranks)
         best = min(sums for sums in candidates if is_mpi_known or sums.algorithm != MPI)
         exposed = max(best.end - compute, 0.0)
@@ -290,7 +279,7 @@ class Predictor:
         compute, slowdown = self.compute.estimate_seconds(ranks), self.estimate_slowdown(ranks, total)
         ready = [slowdown * at for at in self.compute.estimate_ready_times(ranks)]
         candidates = []
-        for name in links.list_algorithms(ranks, with_mpi=True):
+        for name in (SHARED_MEMORY,) if ranks <= links.per_host else collectives.EXACT:
             one_sum = links.estimate_small(ranks, 0) + links.estimate_sum(ranks, name, total)
             candidates.append(_Sums(compute + one_sum, name, overlaps=False))
             # On one host, sums use the computing cores, so they cannot be hidden.

@@ -58,7 +58,7 @@ def _format_cells(plan: Plan, prediction: Prediction) -> dict[str, str]:
         cells["input"] = f"{compute_sign}{prediction.input.seconds * 1e3:.1f}"
         cells["MB read"] = f"{compute_sign}{_format_megabytes(prediction.input.bytes)}"
     rate = prediction.rows_a_second if plan.rows else 1 / prediction.step
-    cells["rows/s" if plan.rows else "steps/s"] = f"{sign}{rate:.4g}" if rate < 1e4 else f"{sign}{rate:.0f}"
+    cells["rows/s" if plan.rows else "steps/s"] = f"{sign}{rate:.4g}" if rate < 9999.5 else f"{sign}{rate:.0f}"
     cells["efficiency"] = f"{SIGNS[prediction.efficiency_mark]}{prediction.efficiency:.2f}"
     if plan.epoch_steps:
         steps = plan.epoch_steps / (prediction.ranks if plan.scaling == "weak" else 1)
@@ -149,7 +149,7 @@ def _describe_sizes(plan: Plan) -> str:
 def format_closing(plan: Plan, predictor: Predictor, memory: float = 0.0) -> str:
     """The lines below the table, which explain the signs and list the assumptions."""
     lines = []
-    if memory and plan.rows:
+    if memory and plan.rows and count_measured_rows(plan) > 1:
         rows = find_most_rows(predictor, memory)
         lines.append(f"{memory / 2**30:.2f} GiB: up to {rows} rows on a rank" if rows else "no row fits the memory")
     lines.append(

@@ -16,7 +16,7 @@ from matex_tf import settings
 from matex_tf.costs import collectives, pieces
 from matex_tf.memory import MARGIN
 from matex_tf.planner.plan_file import ASSUMED, EXTRAPOLATED, MEASURED, PlanFileError
-from matex_tf.planner.predict import SHARED_MEMORY, Prediction, Predictor, find_weakest
+from matex_tf.planner.predict import MPI, SHARED_MEMORY, Prediction, Predictor, find_weakest
 
 SHOWN_PERIOD = 8
 """The period of `local` that is shown."""
@@ -162,7 +162,7 @@ def predict_pieces(predictor: Predictor, allreduce: Prediction, owners: int) -> 
     if not update_seconds:
         mark = ASSUMED
         update_seconds = pieces.estimate_update(1, update.weights, update.slots, collectives.MEMORY)
-        update_seconds = min(update_seconds, allreduce.compute)
+    update_seconds = min(update_seconds, allreduce.compute)  # both are estimated, each by itself
     estimate = _estimate_pieces_on_one_host if ranks <= links.per_host else _estimate_pieces_between_hosts
     compute = allreduce.compute - update_seconds * (1 - 1 / owners)  # an owner updates 1/owners of the weights
     exposed = estimate(predictor, ranks, owners) + links.estimate_small(ranks, 0)  # the rendezvous of publishing
@@ -193,7 +193,7 @@ def _estimate_pieces_between_hosts(predictor: Predictor, ranks: int, owners: int
     plan, update, links = predictor.plan, predictor.plan.update, predictor.links
     # A sum goes around the ring twice. Gradients of pieces go once, in messages ranks / owners times as large. So they
     # send ranks / (2 * owners) times the bytes of a sum: half of them if all ranks are owners.
-    piece_share = update.gradients / plan.gradient_bytes
+    piece_share = min(update.gradients / plan.gradient_bytes, 1.0)  # not every step has the updates of all optimizers
     sums = predictor.predict_step(ranks, 1 - piece_share + piece_share * ranks / (2 * owners)).exposed
     estimate_half = functools.partial(pieces.estimate_pieces_by_messages, ranks, links.per_host, owners)
     max_bytes = min(collectives.CHUNK, ranks * pieces.WEIGHT_BYTES) if plan.overlaps else collectives.CHUNK
@@ -224,12 +224,11 @@ def predict_async(predictor: Predictor, ranks: int) -> Prediction:
 
 
 def predict_local(predictor: Predictor, allreduce: Prediction, period: int) -> Prediction:
-    """Ranks that average their weights every `period` steps, instead of reducing gradients in each step."""
-    links, ranks, size = predictor.links, allreduce.ranks, float(predictor.plan.gradient_bytes)
-    sum_seconds, algorithm = min((links.estimate_sum(ranks, name, size), name) for name in links.list_algorithms(ranks))
-    average_seconds = links.estimate_small(ranks, 0) + sum_seconds
+    """Ranks that average their weights every `period` steps. In between, their steps have no collectives."""
+    # An average is a collective of its own, unlike the sums of gradients.
+    average_seconds = predictor.links.estimate_small(allreduce.ranks, predictor.plan.gradient_bytes)
     return predictor.make_prediction(
-        ranks, allreduce.compute, exposed=average_seconds / period, algorithm=algorithm, overlapped=False
+        allreduce.ranks, allreduce.compute, average_seconds / period, algorithm=MPI, overlapped=False, small=0.0
     )
 
 

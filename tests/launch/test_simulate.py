@@ -47,6 +47,8 @@ def test_a_plan_is_simulated_with_each_what_if_and_with_all(plan, capsys, tmp_pa
     for words in ("as planned", "overlap=off", "link=2us,25GB/s", "all of these", "ethernet25 between hosts"):
         assert words in table, table
     assert table.count("as planned") == 2
+    code, table, _ = said(capsys, plan, "--ranks", "8", "--what", "link=ethernet1", "--what", "link=ethernet10")
+    assert code == 0 and "link=ethernet10" in table and "all of these" not in table, "they exclude each other"
     assert any(row["name"] == "compute" for row in json.loads(path.read_text())["traceEvents"])
 
 
@@ -55,6 +57,8 @@ def test_servers_by_three_models_side_by_side(plan, capsys):
     assert code == 0 and all(words in table for words in ("lemma 3.2", "eq. 6", "exact, for 95%", "below 1/7")), table
     four, eight = (next(line for line in table.split("│ │") if f" {n} │ 0.200" in f" {line}") for n in (4, 8))
     assert "outside its domain" not in four and "2 (99%)" in four and "3 (99%)" in eight
+    code, table, _ = said(capsys, "--servers", "--ranks", "512,4096", "--compute", "10ms", "--transfer", "100ms")
+    assert code == 0 and "1.5e+146 (100%)" in table and "inf (100%)" in table
     code, table, _ = said(capsys, "--servers", "--ranks", "4", plan)
     assert code == 0 and "eq. 6" in table
 

@@ -24,11 +24,12 @@ def launch(count, target, options, environment):
     if "nowhere" in names:
         return ["sh", "-c", "echo no such host >&2; exit 1"]
     said = json.dumps({**vars(MINE), "ranks": count, "hosts": len(names - {"alias"})})
-    return ["sh", "-c", f"echo {shlex.quote(said)}"]
+    return ["sh", "-c", f'[ -z "$MATEX_TIMELINE" ] && echo {shlex.quote(said)}']
 
 
 def test_what_is_measured_within_and_between_hosts(capsys, monkeypatch):
     monkeypatch.setattr(ranks.placement, "list_cores", lambda: [(0,), (1,)])
+    monkeypatch.setenv("MATEX_TIMELINE", "of-training.json")  # which these ranks do not write
     found = ranks.measure_links(4, ("a", "b", "c"), launch)
     assert [(link.ranks, link.hosts) for link in found] == [(2, 1), (2, 2), (8, 2)]
     assert [link.ranks for link in ranks.measure_links(4, (), launch)] == [2]
@@ -89,6 +90,20 @@ def test_what_a_run_on_many_hosts_has_kept_is_priced_by_its_messages(count, monk
     for size in (1 << 20, 16 << 20):
         assert links.network.estimate_message(size) == pytest.approx(link.estimate_message(size), rel=0.12)
     assert links.network.estimate_message(0) == pytest.approx(1e-5, rel=0.2)
+
+
+@pytest.mark.parametrize("speed", [4e9, 9e9, 50e9])
+def test_data_never_travel_for_free_where_sums_are_faster_than_the_assumed_addition(speed, monkeypatch):
+    sums = tuple(6e-6 + size / speed for size in plan_file.LINK_BYTES)
+    within = dataclasses.replace(MINE, seconds=sums, asleep=sums)
+    kept = Link({"a": 1, "b": 1}, 6e-6, 1 / speed, False, 1e9)
+    monkeypatch.setattr(link_costs, "list_links", lambda: [kept])
+    (between,) = kept_links.add_kept_links((), (), False)
+    links = Links(a_plan(links=(within, between)))
+    for size in (1 << 20, 16 << 20):
+        for message in (links.memory.estimate_message(size), links.network.estimate_message(size)):
+            assert size / speed / 3 < message < size / speed + 1e-5
+        assert links.estimate_small(2, size, "allgather") > size / speed / 2
 
 
 def test_a_known_link_is_found_in_its_sums():

@@ -42,6 +42,7 @@ def test_xai_closed_form_is_the_sum_and_2_at_the_edge():
     assert sending(6, 1, 0.3) == pytest.approx(-1.03, abs=0.005), "no probability outside the domain"
     assert [xai.servers(*case).value for case in ((8, 0.5), (16, 0.3))] == [45, 182]
     assert xai.transfer_share(0.2, 1.0) == pytest.approx(0.2)
+    assert xai.servers(4096, 0.9).value == math.inf and xai.servers(4096, 0.9).outside
     with pytest.raises(ValueError, match="P_t from 0 to 1"):
         xai.servers(4, 1.5)
 

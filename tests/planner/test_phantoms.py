@@ -167,6 +167,23 @@ def test_ranks_may_take_what_the_plan_says_when_it_is_made_and_when_it_is_checke
         assert found == limits, "where no limit is given, that of MATEX_MEMORY"
 
 
+def test_copies_start_once_each_has_its_mirror_without_those_of_the_others(tmp_path, monkeypatch):
+    """Copies that start while others are mirrored do not compete for cores. Temporary files may be in the folder."""
+    folder, seen = tmp_path / "temporary" / "plan", []
+    folder.mkdir(parents=True)
+    (tmp_path / "train.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+
+    def start(command, patience, cwd, **options):
+        seen.append(sorted(path.relative_to(folder) for path in folder.rglob("train.py")))
+        raise phantoms.NotMeasured
+
+    monkeypatch.setattr(phantoms.started, "start_process", start)
+    with pytest.raises(phantoms.NotMeasured):
+        phantoms.measure_copies(["train.py"], 4, 3, folder)
+    assert seen == [[Path(f"place-{copy}") / "train.py" for copy in range(3)]]
+
+
 def test_fewer_steps_than_asked_are_told_and_a_script_that_is_too_slow_for_them(tmp_path, monkeypatch, capsys):
     (tmp_path / "user").mkdir()
     monkeypatch.chdir(tmp_path / "user")

@@ -17,6 +17,18 @@ def test_what_is_saved_is_loaded(tmp_path):
         assert plan_file.load_plan(tmp_path / "plan.json") == plan
 
 
+def test_a_plan_that_cannot_be_written_leaves_the_earlier_one(tmp_path, monkeypatch):
+    def fill_disk(path, text):
+        path.write_bytes(text[:100].encode())
+        raise OSError("no space left")
+
+    plan_file.save_plan(a_plan(), tmp_path / "plan.json")
+    monkeypatch.setattr(plan_file.Path, "write_text", fill_disk)
+    with pytest.raises(OSError, match="no space left"):
+        plan_file.save_plan(a_plan(rows=32), tmp_path / "plan.json")
+    assert plan_file.load_plan(tmp_path / "plan.json") == a_plan()
+
+
 @pytest.mark.parametrize(
     "change, why",
     [

@@ -219,7 +219,7 @@ def test_no_step_counts_on_sums_of_mpi_over_more_ranks_than_were_measured():
         predictor = Predictor(plan)
         for ranks in (2, 16):
             one, links = predictor.predict_step(ranks), predictor.links
-            assert ("mpi" in links.list_algorithms(ranks)) == (ranks <= known)
+            assert links.is_mpi_known(ranks) == (ranks <= known)
             if ranks > known:
                 size = sum(g.bytes for g in large)
                 ways = [links.estimate_sum(ranks, name, size) for name in ("ring", "two_level", "mpi")]
@@ -229,7 +229,7 @@ def test_no_step_counts_on_sums_of_mpi_over_more_ranks_than_were_measured():
                 doubted = (ways[2] + links.estimate_small(ranks, 0) + one.small) / 1.5
                 assert one.low == pytest.approx(min(one.step, one.compute + doubted), rel=0.01)
     links = Predictor(unmeasured).links
-    small = {name: links.estimate_sum(16, name, 32 << 10) for name in links.list_algorithms(16)}
+    small = {name: links.estimate_sum(16, name, 32 << 10) for name in collectives.EXACT}
     assert set(small.values()) == {collectives.estimate_flat(16, 1, 32 << 10, links.network, links.memory)}
 
 
@@ -266,6 +266,12 @@ def test_what_is_printed_and_written():
     assert "epoch: its steps are not known: it does not tell" in report.format_heading(blind, Predictor(blind))
     assert "epoch min" not in [column.header for column in report.format_table(blind, steps).columns]
     assert "?" in report.format_closing(predictor.plan, predictor)
+    assert "up to 64 rows on a rank" in report.format_closing(predictor.plan, predictor, 1e9)
+    weak = Predictor(a_plan(scaling="weak", sizes=tuple(replace(size, rows=64) for size in a_plan().sizes)))
+    assert "row" not in report.format_closing(weak.plan, weak, 1e6), "memory is known for one number of rows only"
+    rates = [replace(steps[0], rows_a_second=rate) for rate in (9999.4, 9999.6)]
+    shown = {column.header: list(column.cells) for column in report.format_table(predictor.plan, rates).columns}
+    assert shown["rows/s"] == ["9999", "10000"]
 
 
 def test_a_network_is_a_name_or_two_numbers():

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -122,18 +123,62 @@ def test_what_a_killed_plan_has_started_ends_and_the_next_plan_removes_its_folde
     assert not place.exists()
 
 
+STUBBORN = """
+import os, pathlib, signal, subprocess, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+subprocess.Popen(["sleep", "500"])
+subprocess.Popen(["sleep", "500"], preexec_fn=os.setpgrp)
+pathlib.Path("there").touch()
+time.sleep(500)
+"""
+
+
 def test_a_process_that_does_not_end_when_asked_is_ended_with_all_of_its_session(tmp_path):
-    stubborn = "trap '' TERM; sleep 500 & touch there; while :; do sleep 1; done"
-    with started.start_process(["sh", "-c", stubborn], 0.2, cwd=tmp_path) as process:
+    with started.start_process([sys.executable, "-c", STUBBORN], 0.2, cwd=tmp_path) as process:
         wait_until((tmp_path / "there").exists)
     assert process.returncode == -signal.SIGKILL
-    wait_until(lambda: not any(group == process.pid for group in map(read_group, Path("/proc").glob("[0-9]*"))), 10)
+    wait_until(lambda: process.pid not in map(read_session, Path("/proc").glob("[0-9]*")), 10)
 
 
-def read_group(path):
-    """The process group of a process that is not over; 0 if it is."""
+def test_a_signal_while_a_process_has_time_to_end_ends_it(tmp_path):
+    with (
+        pytest.raises(SystemExit, match=str(128 + signal.SIGTERM)),
+        started.catch_signals(),
+        started.start_process([sys.executable, "-c", STUBBORN], 20.0, cwd=tmp_path) as process,
+    ):
+        wait_until((tmp_path / "there").exists)
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    assert process.returncode == -signal.SIGKILL
+
+
+def test_a_signal_ends_a_plan_whose_terminal_is_gone(monkeypatch):
+    class Gone:
+        def write(self, text):
+            raise OSError("no terminal")
+
+    monkeypatch.setattr(sys, "stderr", Gone())
+    with pytest.raises(SystemExit, match=str(128 + signal.SIGHUP)), started.catch_signals():
+        os.kill(os.getpid(), signal.SIGHUP)
+        time.sleep(10)
+
+
+def test_a_folder_that_cannot_be_removed_ends_no_plan(monkeypatch, capsys):
+    def refuse(path):
+        raise PermissionError("read-only")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(started.shutil, "rmtree", refuse)
+        patched.setattr(started.time, "sleep", lambda _: None)
+        with started.make_place() as place:
+            pass
+    assert f"{place} could not be removed: read-only" in capsys.readouterr().err
+    place.rmdir()
+
+
+def read_session(path):
+    """The session of a process that is not over; 0 if it is."""
     try:
-        state, _, group = (path / "stat").read_text().rpartition(")")[2].split()[:3]
+        state, _, _, session = (path / "stat").read_text().rpartition(")")[2].split()[:4]
     except OSError:
         return 0
-    return 0 if state == "Z" else int(group)
+    return 0 if state == "Z" else int(session)

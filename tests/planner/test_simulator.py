@@ -35,7 +35,8 @@ def a_plan(overlaps=True, scaling="strong", links=()):
 
 
 def simulated(*words, count=64, plan=None, **other):
-    return run.simulate_plan(plan or a_plan(), count, what_if.read_changes(["noise=0", *words]), **other)
+    steady = [] if any(word.startswith("noise=") for word in words) else ["noise=0"]
+    return run.simulate_plan(plan or a_plan(), count, what_if.read_changes([*steady, *words]), **other)
 
 
 def program_of(sizes, ready, meetings=(), compute=None):
@@ -96,7 +97,7 @@ def test_greedy_buckets_are_never_better_than_the_best():
         for plan in (
             buckets.find_greedy_plan(ready, sizes, price),
             buckets.plan_by_size(sizes, 20),
-            buckets.plan_each(sizes),
+            buckets.plan_by_size(sizes, 0),
         ):
             assert (
                 plan[0] == 0
@@ -147,7 +148,18 @@ def test_what_cannot_be_on_one_host_is_said():
         assert not any("link" in one for one in found.assumptions)
         assert simulated(word, count=64).note == simulated(count=16).note == ""
     assert "the given link between hosts" in simulated("link=ethernet1").assumptions[0]
-    assert simulated("algorithm=ring", count=1).note.startswith("algorithm: nothing changes on 1 rank of")
+    for name in ("algorithm=ring", "strategy=sharded"):
+        found = simulated(name, count=1).note
+        assert found == f"{name.partition('=')[0]}: nothing changes on 1 rank of one host"
+    assert simulated("overlap=off", "buckets=each").note == "buckets: nothing changes where no sums are overlapped"
+    assert simulated("servers=8", "slow=1:2").note == ""
+    for word in ("overlap=on", "overlap=off", "buckets=each", "compression=fp16", "algorithm=ring"):
+        found = simulated("servers=8", word)
+        name = word if word.startswith("overlap") else word.partition("=")[0]
+        assert found.step == simulated("servers=8").step
+        assert found.note == f"{name}: nothing changes with parameter servers"
+    for count in (8, 64):
+        assert simulated("servers=8", count=count).assumptions[0] == "ethernet25 between hosts"
 
 
 def test_what_ifs_change_what_they_name():
@@ -176,6 +188,7 @@ def test_a_strategy_is_priced_as_the_planner_does(count, strategy):
     found = simulated(f"strategy={strategy}", count=count, plan=plan)
     priced = strategies.find_price(predict.Predictor(plan), count, strategy).step
     assert found.step == pytest.approx(priced.compute + priced.exposed + priced.small)
+    assert (priced.small == 0) == strategy.startswith("local")
     assert found.assumptions[-1].startswith(f"what {strategy} exchanges")
     with pytest.raises(plan_file.PlanFileError, match="no optimizer of Keras"):
         simulated("strategy=sharded", count=count)
@@ -204,6 +217,12 @@ def test_wrong_words_are_answered_with_the_nearest():
         ("ranks-per-host=0", "NUMBER"),
         ("compression=topk:2", "topk:0.01"),
         ("strategy=async", "strategy=sharded|servers:S|local:H"),
+        ("strategy=Async:2", "strategy=sharded|servers:S|local:H"),
+        ("slow=3:1.2,4:nan", "3:1.2"),
+        ("slow=3:inf", "3:1.2"),
+        ("slow=3:1.2,3:2", "3:1.2"),
+        ("link=1e999us,1GB/s", "link=2us,25GB/s"),
+        ("link=1us,1e999GB/s", "link=2us,25GB/s"),
         ("strategy=servers:2:only", "strategy=sharded|servers:S|local:H"),
     ):
         with pytest.raises(program.ImpossibleRequest) as error:
@@ -211,6 +230,8 @@ def test_wrong_words_are_answered_with_the_nearest():
         assert answer in str(error.value), error.value
     with pytest.raises(program.ImpossibleRequest, match="cannot be combined with overlap=off"):
         what_if.read_changes(["strategy=sharded", "overlap=off"])
+    with pytest.raises(program.ImpossibleRequest, match="link= is given twice"):
+        what_if.read_changes(["link=ethernet1", "link=ethernet10"])
     with pytest.raises(program.ImpossibleRequest, match="ranks 0 to 63"):
         simulated("slow=64:2")
     with pytest.raises(program.ImpossibleRequest, match="all ready at once"):
@@ -269,7 +290,29 @@ def test_a_timeline_played_again_gives_its_step_and_with_a_slow_rank_that_of_a_s
     with pytest.raises(program.ImpossibleRequest, match="ranks 0 to 3"):
         replay.replay_timeline(path, {4: 2.0})
     rows = json.loads(path.read_text())["traceEvents"]
+    # The own file of a rank, which an error leaves, has the number of the rank.
+    path.write_text(json.dumps({"traceEvents": [row for row in rows if row["pid"] == 2]}))
+    assert replay.replay_timeline(path, {2: 1.5}).replayed > 1.2 * replay.replay_timeline(path).replayed
+    with pytest.raises(program.ImpossibleRequest, match="ranks 2 to 2"):
+        replay.replay_timeline(path, {0: 1.5})
     rows = [row for row in rows if (row["pid"], row.get("cat")) != (1, "collective")]
     path.write_text(json.dumps({"traceEvents": rows}))
     with pytest.raises(program.ImpossibleRequest, match="do not have the same collectives"):
+        replay.replay_timeline(path)
+
+
+def test_files_that_cannot_be_replayed_are_refused_with_the_reason(tmp_path):
+    path = tmp_path / "other.json"
+    bar = {"name": "a", "cat": "other", "ph": "X", "pid": 0, "tid": 0, "ts": 1.0, "dur": 2.0}
+    for rows, why in (
+        ([], "do not have the same collectives"),
+        ([bar], "has 0 updates; 5 or more are needed"),
+        ([{**bar, "name": "wait for sums"}], "do not have the same collectives"),
+        ([{"name": "a", "ph": "X", "pid": 0, "tid": 0}], "is not a complete file of MATEX_TIMELINE"),
+    ):
+        path.write_text(json.dumps({"traceEvents": rows}))
+        with pytest.raises(program.ImpossibleRequest, match=why):
+            replay.replay_timeline(path)
+    path.write_text(path.read_text()[:-9])
+    with pytest.raises(program.ImpossibleRequest, match="other.json is not a complete file"):
         replay.replay_timeline(path)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from math import ceil
+from types import SimpleNamespace
 
 import pytest
 from planner_plans import a_plan
@@ -72,7 +73,8 @@ def test_pieces_are_compared_with_whole_updates(monkeypatch, nodes):
     other, gain = owners.compare_strategies(1e8, 2e8)
     best = min(known.estimate_step(count, 1e8, 2e8) for count in range(1, len(nodes) + 1))
     assert other == "servers:auto" and gain == known.estimate_whole_step(1e8, 2e8) - best
-    memory, update, ranks = known.memory, pieces.estimate_update(1, 1e8, 2e8, known.memory), len(nodes)
+    memory, ranks = collectives.MEMORY, len(nodes)
+    update = pieces.estimate_update(1, 1e8, 2e8, memory)
     if len(set(nodes)) == 1:
         assert known.estimate_whole_step(1e8, 2e8) == collectives.estimate_shared_memory(ranks, 1e8, memory) + update
         assert gain > 0.4 * update
@@ -82,6 +84,19 @@ def test_pieces_are_compared_with_whole_updates(monkeypatch, nodes):
         assert best == 2 * half + own, "as many bytes between hosts as with allreduce"
         assert 0 < gain < update
     assert owners.compare_strategies(0, 0) == ("", 0.0), "nothing of the update can be in pieces"
+
+
+@pytest.mark.parametrize("count", [2, 4, 16])
+def test_the_link_that_a_run_has_kept_is_known_by_its_messages(count, monkeypatch):
+    """Sums as they are made over a link of 10 us and 1 GB/s: of 1 KiB by doubling, of 1 MiB by halving."""
+    link = Link(1e-5, 1e-9)
+    small = collectives.estimate_recursive_doubling(count, 1 << 10, link)
+    large = collectives.estimate_flat(count, 1, 1 << 20, link)
+    monkeypatch.setattr(owners.world, "get_world", lambda: SimpleNamespace(nodes=list(range(count))))
+    monkeypatch.setattr(owners.objects, "allgather", lambda value, what: [value] * count)
+    monkeypatch.setattr(owners, "_known_hosts", [])
+    owners.note_hosts((small, (large - small) / ((1 << 20) - (1 << 10))))
+    assert tuple(owners._known_hosts[0].network) == pytest.approx(tuple(link), rel=0.2)
 
 
 def test_where_memory_is_short_others_own_the_pieces():
@@ -115,6 +130,29 @@ def test_a_step_in_pieces_lacks_the_others_parts_of_the_update():
         held = {name: found[name].slots for name in ("allreduce", "sharded", "servers:1")}
         assert held == {"allreduce": 8 + 2 * WEIGHTS, "sharded": 8 + 2 * WEIGHTS / ranks, "servers:1": 8 + 2 * WEIGHTS}
         assert found["allreduce"].memory - found["sharded"].memory == 2 * WEIGHTS * (1 - 1 / ranks)
+
+
+def test_no_step_computes_less_than_nothing():
+    """Computation that is extrapolated may be below the update, which is measured by itself."""
+    plan = a_plan_with_an_update()
+    steep = tuple(replace(one, steps=(1e-4 * one.rows - 3e-4,) * 5) for one in plan.sizes)
+    for ranks in (16, 64):
+        found, _ = price(replace(plan, sizes=steep), ranks)
+        assert all(one.step.compute >= 0 and one.step.waiting >= 0 for one in found.values()), ranks
+
+
+def test_a_step_without_the_updates_of_all_optimizers_sends_its_own_gradients():
+    """A generator that is updated in some steps only: its gradients are among those of the updates, not of the step."""
+    own, more = (a_plan_with_an_update(update=Update(size, WEIGHTS, WEIGHTS), overlaps=False, network="0:1e9")
+                 for size in (WEIGHTS, 5 * WEIGHTS))  # fmt: skip
+    steps = [price(plan, 16)[0]["sharded"].step for plan in (own, more)]
+    assert steps[0].exposed == steps[1].exposed
+
+
+def test_steps_between_two_averages_have_no_collectives():
+    sizes = tuple(replace(one, at=(1e-4,)) for one in a_plan_with_an_update().sizes)
+    found, _ = price(a_plan_with_an_update(collectives=a_plan().collectives, sizes=sizes), 16)
+    assert found["local:8"].step.small == 0 < found["allreduce"].step.small
 
 
 def test_clipped_gradients_are_summed_whole():

@@ -30,7 +30,8 @@ def test_no_file_is_touched_beside_the_script_or_elsewhere(tmp_path):
         (elsewhere / name).write_text("what the last run found")
     before = contents(project, elsewhere)
     words = [sys.executable, "-c", PLAN, "plan", "--ranks", "2", "--ranks-per-host", "1", "--steps", "8"]
-    ended = launch.execute([*words, "train.py", str(elsewhere)], launch.environment(), 180, project).check()
+    env = launch.environment({"MATEX_OUTPUT": "all", "MATEX_RECORD": str(elsewhere), "MATEX_DISABLE": "1"})
+    ended = launch.execute([*words, "train.py", str(elsewhere)], env, 180, project).check()
     assert "ranks" in ended.stdout and "efficiency" in ended.stdout
     after = contents(project, elsewhere)
     assert [path.name for path in after.keys() ^ before.keys()] == []

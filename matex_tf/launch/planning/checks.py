@@ -103,7 +103,7 @@ def check_hosts(hosts: Sequence[str], launch: Launch) -> None:
         return
     failure = f"--host {','.join(hosts)}: no rank can be started on each of these"
     try:
-        code, _, complaint = run_ranks(launch(len(hosts), _IDLE_TARGET, place_on_hosts(hosts, 1), None))
+        code, _, complaint = run_ranks(len(hosts), _IDLE_TARGET, place_on_hosts(hosts, 1), launch)
     except subprocess.TimeoutExpired as error:
         raise click.UsageError(f"{failure}: they had not ended after {error.timeout:.0f} s") from None
     except OSError as error:

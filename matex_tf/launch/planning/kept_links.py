@@ -8,9 +8,8 @@ folder (`observe.link_costs`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import ceil, log2
 
-from matex_tf.costs.collectives import ADDITION
+from matex_tf.costs.collectives import ADDITION, fit_link
 from matex_tf.observe import link_costs
 from matex_tf.observe.link_costs import PROBED
 from matex_tf.planner.plan_file import ALL_RANKS, TWO_HOSTS, LinkMeasurement
@@ -41,20 +40,13 @@ def add_kept_links(
 def _describe_sums(link: link_costs.Link) -> LinkMeasurement:
     """Sums between two hosts, estimated from `link`, which was measured on two or more hosts.
 
-    `link.start_up` is the time of the small sum of the measurement, with its bytes. It takes ceil(log2(hosts)) rounds;
-    two hosts need one round. `link.byte` is the time for each further byte of a sum. A host sends
-    2 (hosts - 1) / hosts of the bytes of a sum, and adds all of them, so
-
-        link.byte = ADDITION + 2 (hosts - 1) / hosts * network
-
-    where `network` is the time of the network for each byte. Two hosts need ADDITION + network for each byte (`byte`).
+    They take one round: a message and an addition of all bytes, from which `subtract_addition` gives the message.
     """
     small, large = PROBED  # bytes of the two sums that measured the link
     ranks, hosts = sum(link.hosts.values()), len(link.hosts)
-    start_up = link.start_up / ceil(log2(hosts))
-    # max: ADDITION is a constant, and may exceed the measured time.
-    byte = max(link.byte - ADDITION, 0.0) * hosts / (2 * (hosts - 1)) + ADDITION
-    seconds = start_up, start_up + (large - small) * byte
+    network = fit_link(link.start_up, link.byte, hosts)
+    byte = min(network.byte + ADDITION, 2 * network.byte)
+    seconds = network.start_up, network.start_up + (large - small) * byte
     # `ranks` stays the number of the measurement: for more ranks, the plan does not count on MPI's own algorithm
     # (`is_mpi_known` in planner/predict.py). The stored link has one time for each size, which serves for
     # inline and for overlapped sums (`seconds` and `asleep`), and no core seconds.

@@ -56,8 +56,7 @@ def _measure_link(ranks: int, options: list[str], launch: Launch) -> LinkMeasure
     hosts_text = f" on {options[1]}" if options else ""
     print(f"matex: measuring sums of {ranks} ranks{hosts_text} ...", file=sys.stderr, flush=True)
     try:
-        command = launch(ranks, ["-m", "matex_tf.planner.measurement.link"], options, None)
-        _, output, error_output = run_ranks(command)
+        _, output, error_output = run_ranks(ranks, ["-m", "matex_tf.planner.measurement.link"], options, launch)
         link = plan_file.read_link(output)
     except subprocess.TimeoutExpired:
         reason = f"they had not ended after {MEASURE_SECONDS} s"
@@ -76,15 +75,17 @@ def _measure_link(ranks: int, options: list[str], launch: Launch) -> LinkMeasure
     return None
 
 
-def run_ranks(command: Sequence[str]) -> tuple[int, str, str]:
-    """Run `command`, which starts ranks. Returns its exit code, standard output and standard error.
+def run_ranks(ranks: int, target: Sequence[str], options: Sequence[str], launch: Launch) -> tuple[int, str, str]:
+    """Run `target`, a script with its arguments, on `ranks` ranks. Returns exit code, standard output and error.
 
     Raises:
         subprocess.TimeoutExpired: they had not ended after `MEASURE_SECONDS`.
         OSError: they cannot be started.
     """
+    environment = phantoms.inherit_environment()
+    command = launch(ranks, target, options, environment)
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with started.start_process(command, started.PATIENCE, **pipes) as process:
+    with started.start_process(command, started.PATIENCE, env=environment, **pipes) as process:
         output, error_output = process.communicate(timeout=MEASURE_SECONDS)
     return process.returncode, output, error_output
 

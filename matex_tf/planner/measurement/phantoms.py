@@ -45,8 +45,11 @@ SETTLED_STEPS = 20
 """The number of last steps of real ranks that are measured. Before them ranks choose buckets and overlapping."""
 SHOWN_LINES = 40
 """Last lines of output shown for a script that cannot be measured."""
-# Settings of the user's environment that would change a measured process.
-_NOT_INHERITED = ("CHECK", "STATE", "TIMELINE", "PROFILE", "PROOF", "EXPLAIN", "ELASTIC", "COMPRESSION")
+# Settings of the user's environment that would change a measured process, or let it write to files of the user.
+_NOT_INHERITED = (
+    "CHECK", "STATE", "TIMELINE", "PROFILE", "PROOF", "EXPLAIN", "ELASTIC", "COMPRESSION", "DISABLE", "OUTPUT",
+    "LOG_DIR", "RECORD",
+)  # fmt: skip
 
 
 Launch = Callable[[Sequence[str], Mapping[str, str]], list[str]]
@@ -87,6 +90,8 @@ def measure_copies(
     Raises:
         NotMeasured: the script fails, does not train, or ends before it has trained enough.
     """
+    for copy in range(copies):  # before the first copy starts, so that all run at the same time
+        _make_mirror(folder, copy)
     begun_at, other_seconds = time.monotonic(), _count_other_seconds()
     with contextlib.ExitStack() as at_end:
         processes = []
@@ -156,6 +161,7 @@ def measure_real(
     """
     # RANKS = 0 in MATEX_PLAN means that real ranks are measured. Rank R then stores copy-R.npz; rank 0's file is read.
     environment = _make_environment(f"0:{steps}:0:1", folder, scaling, limits, overlap="auto", is_here=is_here)
+    _make_mirror(folder, 0)
     with _start_copy(script, 0, folder, environment, launch) as process:
         _await_ends([process], folder / "copy-0.npz")  # then the end of the context ends ranks that still run
     notes, real_steps, _ = read_copy(folder, 0, process.returncode, 0, steps)
@@ -176,6 +182,12 @@ def make_limits(memory: float, microbatch: int) -> dict[str, str]:
     return {"MATEX_MEMORY": f"{memory:.0f}", "MATEX_MICROBATCH": microbatch_text}
 
 
+def inherit_environment() -> dict[str, str]:
+    """The environment of this process for a process that is measured, without `_NOT_INHERITED`."""
+    not_inherited = {f"MATEX_{name}" for name in _NOT_INHERITED}
+    return {name: value for name, value in os.environ.items() if name not in not_inherited}
+
+
 def _make_environment(
     plan: str, folder: Path, scaling: str, limits: Mapping[str, str] | None, overlap: str = "on", is_here: bool = True
 ) -> dict[str, str]:
@@ -190,24 +202,26 @@ def _make_environment(
         overlap: MATEX_OVERLAP, if the user's environment does not set it.
         is_here: the process runs on this host.
     """
-    not_inherited = {f"MATEX_{name}" for name in _NOT_INHERITED}
-    inherited = {name: value for name, value in os.environ.items() if name not in not_inherited}
     own = {"MATEX_PLAN": f"{plan}:{folder}", "MATEX_SCALING": scaling, "MATEX_FILES_DIR": str(folder)}
     if is_here:
         own["TMPDIR"] = str(folder / "temporary")
         os.makedirs(own["TMPDIR"], exist_ok=True)
     quiet = {"MATEX_QUIET": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
-    return {"MATEX_OVERLAP": overlap, **inherited, **own, **(limits or {}), **quiet}
+    return {"MATEX_OVERLAP": overlap, **inherit_environment(), **own, **(limits or {}), **quiet}
+
+
+def _make_mirror(folder: Path, copy: int) -> None:
+    """Mirror the current folder for copy number `copy`. The plan's `folder` may be in it, and is left out."""
+    mirror_folder(Path.cwd().resolve(), folder / f"place-{copy}", [folder])
 
 
 @contextlib.contextmanager
 def _start_copy(
     script: Sequence[str], copy: int, folder: Path, environment: Mapping[str, str], launch: Launch | None = None
 ) -> Iterator[subprocess.Popen[Any]]:
-    """Start the script as copy number `copy`, or on the ranks of `launch`, in a mirror of the current folder."""
-    mirror, source = folder / f"place-{copy}", Path.cwd().resolve()
-    mirror_folder(source, mirror)
-    target = make_mirror_command(script, source, mirror)
+    """Start the script as copy number `copy`, or on the ranks of `launch`, in its mirror of the current folder."""
+    mirror = folder / f"place-{copy}"
+    target = make_mirror_command(script, Path.cwd().resolve(), mirror)
     command = launch(target, environment) if launch else [sys.executable, "-m", "matex_tf", *target]
     with (
         (folder / f"said-{copy}").open("wb") as output,

@@ -36,7 +36,8 @@ def catch_signals() -> Iterator[None]:
     def end_plan(received: int, frame: FrameType | None) -> None:
         for number in ENDING:
             signal.signal(number, signal.SIG_IGN)  # cleaning up for the first signal is not interrupted
-        print(f"matex plan: ended by {signal.Signals(received).name}", file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):  # the terminal may be gone
+            print(f"matex plan: ended by {signal.Signals(received).name}", file=sys.stderr, flush=True)
         raise SystemExit(128 + received)
 
     with child_process.handle_signals(ENDING, end_plan):
@@ -57,13 +58,18 @@ def make_place(shared: str | os.PathLike[str] | None = None) -> Iterator[Path]:
 
 
 def _remove_folder(path: str) -> None:
-    """Remove the folder, even if processes that were just killed are still creating files there."""
+    """Remove the folder, even if processes that were just killed are still creating files there.
+
+    A folder that cannot be removed, such as one with read-only folders of the script, ends no plan: a line names it.
+    """
+    failure: OSError | None = None
     for _ in range(20):
         try:
             return shutil.rmtree(path)
-        except OSError:
+        except OSError as error:
+            failure = error
             time.sleep(0.05)
-    shutil.rmtree(path)
+    print(f"matex: {path} could not be removed: {failure}", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
@@ -92,10 +98,22 @@ def start_process(command: Sequence[str], patience: float = 0.0, **options: Any)
 
 def _end_process(process: subprocess.Popen[Any], patience: float) -> None:
     """Kill all processes of the session. Before, `process` has `patience` seconds to end by itself."""
-    if patience and process.poll() is None:
-        process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(patience)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    try:
+        if patience and process.poll() is None:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(patience)
+    finally:  # also after a signal in between
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        _kill_other_groups(process.pid)
+        process.wait()
+
+
+def _kill_other_groups(session: int) -> None:
+    """Kill the processes of a session outside of its first process group, such as the ranks of mpirun."""
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            # The fields after the name: state, parent, process group, session.
+            if int((path / "stat").read_text().rpartition(")")[2].split()[3]) == session:
+                os.kill(int(path.name), signal.SIGKILL)

@@ -46,7 +46,10 @@ def expected_bandwidth_closed(workers: int, share: float) -> float:
     workers = arguments.check_whole_number("expected_bandwidth_closed", "workers", workers)
     if not 0 <= share <= 1:
         raise ValueError(f"expected_bandwidth_closed: expected P_t from 0 to 1; given {share}")
-    power = (1 + share) ** (workers - 1)
+    try:
+        power = (1 + share) ** (workers - 1)
+    except OverflowError:  # far outside of the domain
+        return math.inf
     return workers * share * (power - 1) + 1 - (power * (1 + share) - 1 - workers * share)
 
 
@@ -55,4 +58,5 @@ def servers(workers: int, share: float, ratio: float = 1.0) -> Estimate:
     check_positive("servers", ratio=ratio)
     count = expected_bandwidth_closed(workers, share) / ratio
     # Errors in the last digits are not rounded up.
-    return Estimate(max(1, math.ceil(count - 1e-9 * abs(count))), explain_outside(workers, share))
+    rounded = math.ceil(count - 1e-9 * abs(count)) if count < math.inf else count
+    return Estimate(max(1, rounded), explain_outside(workers, share))

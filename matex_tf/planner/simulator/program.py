@@ -10,7 +10,6 @@ import itertools
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from matex_tf import arguments
 from matex_tf.planner import plan_file
 from matex_tf.planner.compute import Compute, count_slice_rows
 
@@ -55,7 +54,6 @@ class Program:
 
 def make_program(plan: plan_file.Plan, ranks: int) -> Program:
     """The step of one of `ranks` ranks, as the planner predicts it."""
-    ranks = arguments.check_whole_number("simulate", "ranks", ranks)
     model = Compute(plan)
     compute = model.estimate_seconds(ranks)
     # Each time is interpolated by itself, so it may be before the previous one, or after the end of the computation:

@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf import arguments
 from matex_tf.planner.simulator.program import Program
 
 LEAST_FACTOR = 0.05
@@ -82,8 +81,6 @@ def simulate_ranks(
         plan: boundaries of buckets that are reduced during the computation; None: one sum after the computation.
         note: called with all events, for a timeline.
     """
-    ranks = arguments.check_whole_number("simulate", "ranks", ranks)
-    steps = arguments.check_whole_number("simulate", "steps", steps)
     disturbance, note = disturbance or Disturbance(), note or _ignore
     generator = random.Random(seed)
     note("announcement", 0.0, 0.0, label="the first step")  # a timeline shows computation only after an update

@@ -66,13 +66,24 @@ def replay_timeline(path: str | os.PathLike[str], slow: Mapping[int, float] | No
     the result is the measured step.
 
     Raises:
-        ImpossibleRequest: the timeline has too few updates, or ranks with different numbers of collectives.
+        ImpossibleRequest: the file is no complete timeline, or has too few updates, or ranks with other collectives.
     """
-    ranks = _read_ranks(json.loads(Path(path).read_text())["traceEvents"])
+    try:
+        ranks_by_number = _read_ranks(json.loads(Path(path).read_text())["traceEvents"])
+    except (ValueError, TypeError, KeyError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ImpossibleRequest(f"{path} is not a complete file of MATEX_TIMELINE: {reason}") from None
+    ranks = list(ranks_by_number.values())
+    if not _have_same_collectives(ranks):
+        raise ImpossibleRequest(
+            "this timeline cannot be replayed: its ranks do not have the same collectives in the same order (the run "
+            "failed, or some events were not kept)"
+        )
     slow = slow or {}
-    if unknown_ranks := [rank for rank in slow if rank >= len(ranks)]:
-        raise ImpossibleRequest(f"slow={unknown_ranks[0]}:...: the timeline has ranks 0 to {len(ranks) - 1}")
-    factors = np.array([slow.get(rank, 1.0) for rank in range(len(ranks))])
+    if unknown_ranks := [rank for rank in slow if rank not in ranks_by_number]:
+        known = f"ranks {min(ranks_by_number)} to {max(ranks_by_number)}"
+        raise ImpossibleRequest(f"slow={unknown_ranks[0]}:...: the timeline has {known}")
+    factors = np.array([slow.get(rank, 1.0) for rank in ranks_by_number])
     ends, replayed_ends = _replay_updates(ranks, factors)
     if len(ends) < _FIRST_UPDATES + 2:
         raise ImpossibleRequest(
@@ -84,8 +95,8 @@ def replay_timeline(path: str | os.PathLike[str], slow: Mapping[int, float] | No
     )
 
 
-def _read_ranks(rows: Sequence[Mapping[str, Any]]) -> list[_Rank]:
-    """The ranks of a timeline, from its events `rows`. Raises ImpossibleRequest: their collectives differ."""
+def _read_ranks(rows: Sequence[Mapping[str, Any]]) -> dict[int, _Rank]:
+    """The ranks of a timeline by their numbers, ascending, from its events `rows`. A rank's own file has one rank."""
     ranks_by_number: dict[int, _Rank] = {}
     # Events with a duration (ph is "X"): pid is the rank, tid the lane, ts the begin and dur the duration in
     # microseconds.
@@ -101,16 +112,18 @@ def _read_ranks(rows: Sequence[Mapping[str, Any]]) -> list[_Rank]:
             rank.buckets.append([begin, end, end])
         elif row["cat"] == "bucket" and rank.buckets:
             rank.buckets[-1][-1] = end  # the event "bucket" follows the wait for its gradients
-    ranks = [ranks_by_number[rank] for rank in sorted(ranks_by_number)]
-    for rank in ranks:
+    for rank in ranks_by_number.values():
         rank.script = _keep_last_waits(rank.script)
+    return dict(sorted(ranks_by_number.items()))
+
+
+def _have_same_collectives(ranks: Sequence[_Rank]) -> bool:
+    """Whether all ranks have the same collectives in the same order, and each wait for sums has buckets."""
     collectives = {(tuple(kind for kind, _, _ in rank.script), len(rank.buckets)) for rank in ranks}
     if len(collectives) != 1:
-        raise ImpossibleRequest(
-            "this timeline cannot be replayed: its ranks do not have the same collectives in the same order (the run "
-            "failed, or some events were not kept)"
-        )
-    return ranks
+        return False
+    ((kinds, bucket_count),) = collectives
+    return bucket_count > 0 or _SUMS not in kinds
 
 
 def _keep_last_waits(script: Sequence[tuple[str, float, float]]) -> list[tuple[str, float, float]]:
@@ -137,6 +150,8 @@ def _replay_updates(ranks: Sequence[_Rank], factors: np.ndarray) -> tuple[list[f
     Goes through the events of the script's lane, each for all ranks: when ranks arrive in the replay, and when they
     continue. Between two events a rank computes.
     """
+    if not ranks[0].script:  # no rank has collectives
+        return [], []
     # By bucket, then by its three times (`_Rank.buckets`), then by rank.
     buckets = np.array([rank.buckets for rank in ranks]).reshape(len(ranks), -1, 3).transpose(1, 2, 0)
     # The start of each rank's current interval of computation: the end of its last event, at first the begin of the

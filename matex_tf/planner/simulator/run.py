@@ -13,6 +13,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from matex_tf import settings
 from matex_tf.planner import buckets, plan_file, predict
 from matex_tf.planner.papers import ibatch
 from matex_tf.planner.simulator import servers
@@ -76,12 +77,12 @@ def simulate_plan(
     predictor = predict.Predictor(plan)
     links = predictor.links
     assumptions = []
-    is_between = ranks > links.per_host
+    uses_network = ranks > links.per_host or what_if.servers is not None
     if what_if.link is not None:
         links.network, links.cpu_per_byte = what_if.link, 0.0
-        if is_between or what_if.servers is not None:
+        if uses_network:
             assumptions.append("the given link between hosts, which uses no core")
-    elif is_between and links.find_mark(ranks) == plan_file.ASSUMED:
+    elif uses_network and plan.find_link(plan_file.TWO_HOSTS, plan_file.ALL_RANKS) is None:
         assumptions.append(f"{plan.network} between hosts")
     if what_if.algorithm == predict.MPI and not links.is_mpi_known(ranks):
         assumptions.append(f"the best algorithm for MPI's own sums, which were not measured on {ranks} ranks")
@@ -101,13 +102,17 @@ def simulate_plan(
     step = _prepare_step(predictor, program, ranks, what_if)
     result = simulate_ranks(step.program, ranks, steps, step.boundaries, step.prices, disturbance, seed, note)
     compute = result.compute / step.slowdown
-    unused = [] if is_between else _list_unused(what_if, ranks)
+    unused = ""
+    if not uses_network:  # nothing is sent between hosts, and sums use the computing cores
+        names = ("overlap=on", "buckets", "link", "compression", *(["algorithm", "strategy"] if ranks == 1 else []))
+        unused = _describe_unused(what_if, names, f"on {ranks} rank{'s' * (ranks > 1)} of one host")
+    elif not step.boundaries:
+        unused = _describe_unused(what_if, ("buckets",), "where no sums are overlapped")
     return Outcome(
         step=result.step, compute=compute, waiting=result.waiting,
         exposed=result.exposed + result.compute - compute,  # a slowdown by transfers is exposed, as in a plan
         rows=rows, transfers=len(step.boundaries) - 1 if step.boundaries else int(ranks > 1),
-        assumptions=tuple(assumptions),
-        note=f"{', '.join(unused)}: nothing changes on {ranks} rank{'s' * (ranks > 1)} of one host" if unused else "",
+        assumptions=tuple(assumptions), note=unused,
     )  # fmt: skip
 
 
@@ -121,6 +126,8 @@ def _prepare_step(predictor: predict.Predictor, program: Program, ranks: int, wh
     if what_if.strategy:  # one exchange after the computation, with the seconds of a plan
         planned = find_price(predictor, ranks, what_if.strategy).step
         scaled = scale_program(program, planned.compute / program.compute)
+        if settings.is_statistical(what_if.strategy):  # local:H, whose steps have no collectives
+            scaled = dataclasses.replace(scaled, collectives=())
         return _Step(scaled, Prices((), planned.exposed, collectives))
     planned = predictor.predict_step(ranks)
     algorithm, compression = what_if.algorithm or planned.algorithm, what_if.compression
@@ -137,16 +144,19 @@ def _prepare_step(predictor: predict.Predictor, program: Program, ranks: int, wh
     return _Step(slowed, Prices(bucket_prices, at_once, collectives), boundaries, slowdown)
 
 
-def _list_unused(what_if: WhatIf, ranks: int) -> list[str]:
-    """The changes without effect on one host: nothing is sent between hosts, and sums use the computing cores."""
-    changes: dict[str, object] = {
+def _describe_unused(what_if: WhatIf, names: Sequence[str], where: str) -> str:
+    """Lists the requested changes among `names`, which change nothing `where`; "" if none of them is requested."""
+    requested: dict[str, object] = {
         "overlap=on": what_if.overlap,
+        "overlap=off": what_if.overlap is False,
         "buckets": what_if.buckets != "best",
         "link": what_if.link is not None,
         "compression": what_if.compression,
-        "algorithm": what_if.algorithm and ranks == 1,
+        "algorithm": what_if.algorithm,
+        "strategy": what_if.strategy,
     }
-    return [name for name, is_requested in changes.items() if is_requested]
+    unused = [name for name in names if requested[name]]
+    return f"{', '.join(unused)}: nothing changes {where}" if unused else ""
 
 
 def _count_sent(compression: str) -> float:
@@ -159,12 +169,10 @@ def _count_sent(compression: str) -> float:
 def _choose_boundaries(program: Program, method: str | float, price: buckets.Price) -> buckets.Plan:
     """The bucket plan of a what-if `method`: one of `what_if.BUCKETS`, or the bytes of a bucket."""
     if method == "best":
-        return buckets.find_best_plan(program.ready, program.sizes, price)
+        return buckets.find_best_plan(program.ready, program.sizes, buckets.sample_price(price, program.bytes))
     if method == "ibatch":
         return buckets.find_greedy_plan(program.ready, program.sizes, price)
-    if method == "each":
-        return buckets.plan_each(program.sizes)
-    return buckets.plan_by_size(program.sizes, float(method))
+    return buckets.plan_by_size(program.sizes, 0.0 if method == "each" else float(method))
 
 
 def _simulate_with_servers(
@@ -196,6 +204,9 @@ def _simulate_with_servers(
     return Outcome(
         step=step, compute=program.compute, waiting=0.0, exposed=step - program.compute, rows=rows,
         transfers=len(pulls), assumptions=tuple(assumptions),
+        note=_describe_unused(
+            what_if, ("overlap=on", "overlap=off", "buckets", "compression", "algorithm"), "with parameter servers"
+        ),
     )  # fmt: skip
 
 

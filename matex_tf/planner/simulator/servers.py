@@ -13,7 +13,6 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from matex_tf import arguments
 from matex_tf.planner.events import Events, Station
 from matex_tf.planner.simulator.ranks import Disturbance
 
@@ -151,7 +150,7 @@ def simulate_servers(
     workers: int, capacity: float, work: Work, steps: int = 100, synchronous: bool = False,
     disturbance: Disturbance | None = None, seed: int = 1,
 ) -> Run:  # fmt: skip
-    """Simulate `workers` workers for `steps` steps each.
+    """Simulate `workers` workers for `steps` steps each, 2 or more.
 
     Args:
         capacity: the number of workers that the servers can serve at full speed: servers * BW_ps / BW_w, the bandwidth
@@ -159,8 +158,6 @@ def simulate_servers(
         synchronous: each step begins when the pushes of all workers are complete.
         disturbance: the factors of the workers' computation, random or constant; None: 1.
     """
-    workers = arguments.check_whole_number("simulate", "workers", workers)
-    steps = arguments.check_whole_number("simulate", "steps", steps, least=2)
     return _Simulation(workers, capacity, work, steps, synchronous, disturbance or Disturbance(), seed).run_steps()
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 from matex_tf import arguments, settings
@@ -55,10 +56,14 @@ def read_changes(words: Sequence[str]) -> WhatIf:
         ImpossibleRequest: an unknown name, with the nearest known one; or an invalid value, with the valid form.
     """
     what_if = WhatIf()
+    names: set[str] = set()
     for word in words:
         name, equals, value = word.partition("=")
         if name not in READERS:
             raise ImpossibleRequest(arguments.describe_unknown("what-if", name, READERS))
+        if name in names:
+            raise ImpossibleRequest(f"{name}= is given twice: the changes exclude each other")
+        names.add(name)
         form, parse_value = READERS[name]
         try:
             if not equals or not value:
@@ -92,7 +97,9 @@ def _parse_quantity(text: str, units: dict[str, float]) -> float:
     match = re.fullmatch(r"((?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*([A-Za-z]+)", text.strip())
     if not match or match[2] not in units:
         raise ValueError(text)
-    return float(match[1]) * units[match[2]]
+    quantity = float(match[1]) * units[match[2]]
+    _require(quantity < inf)
+    return quantity
 
 
 def _suggest_nearest(value: str, form: str) -> str:
@@ -142,7 +149,7 @@ def _parse_link(value: str) -> Link:
 def _parse_slow(value: str) -> dict[int, float]:
     pairs = [pair.split(":") for pair in value.split(",")]
     slow = {int(rank): float(factor) for rank, factor in pairs}
-    _require(min(slow) >= 0 and min(slow.values()) > 0)
+    _require(len(slow) == len(pairs) and min(slow) >= 0 and all(0 < factor < inf for factor in slow.values()))
     return slow
 
 
@@ -157,8 +164,9 @@ def _parse_servers(value: str) -> tuple[int, bool]:
 
 
 def _parse_strategy(value: str) -> str:
-    _require(not settings.is_asynchronous(value) and not settings.count_only_serving(value))
-    return settings.parse_strategy(value)
+    strategy = settings.parse_strategy(value)
+    _require(not settings.is_asynchronous(strategy) and not settings.count_only_serving(strategy))
+    return strategy
 
 
 READERS: dict[str, tuple[str, Callable[[str], Any]]] = {

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from matex_tf import errors, memory, settings, tags
-from matex_tf.costs.collectives import Link
+from matex_tf.costs.collectives import fit_link
 from matex_tf.costs.pieces import Hosts
 from matex_tf.runtime import notes, objects
 from matex_tf.servers.pieces import partition
@@ -100,8 +100,8 @@ def compare_strategies(weights: float, slots: float) -> tuple[str, float]:
 def note_hosts(link: tuple[float, float] | None) -> None:
     """Record properties of the hosts before training, the same on all ranks. Collective.
 
-    `link`: the measured seconds to start a transfer between these hosts, and for each byte; None if not measured. Rank
-    0's values count.
+    `link`: the measured seconds of a small sum over the ranks, and of each further byte of a sum; None if not measured.
+    Rank 0's values count.
     """
     nodes = world.get_world().nodes
     properties = objects.allgather((memory.measure_free(), link), "what hosts have for servers:auto")
@@ -110,8 +110,9 @@ def note_hosts(link: tuple[float, float] | None) -> None:
         node: min(free_bytes for (free_bytes, _), of_rank in zip(properties, nodes) if of_rank == node) / memory.MARGIN
         for node in nodes
     }
-    network = properties[0][1]
-    _known_hosts[:] = [Hosts(nodes, free, Link(*network) if network else None)]
+    sums = properties[0][1]
+    network = fit_link(sums[0], sums[1], len(free)) if sums and len(free) > 1 else None
+    _known_hosts[:] = [Hosts(nodes, free, network)]
 
 
 def list_owners() -> list[int]:

@@ -67,4 +67,4 @@ def list_fitting_counts(hosts: Hosts, slots: float) -> list[int]:
     slots: the bytes of the optimizer's variables, which the owners hold in equal shares.
     """
     order = _order_ranks(hosts.nodes)
-    return [count for count in range(1, len(order) + 1) if hosts.find_overfull(order[:count], slots) is None]
+    return [count for count in range(1, len(order) + 1) if hosts.can_hold(order[:count], slots)]
