@@ -227,6 +227,25 @@ def test_placeholders_are_filled_in_the_trials_own_copy(source, tmp_path, monkey
     assert "lr: 0.5" in (linked / "conf.yaml").read_text() and "{{lr}}" in (source / "conf.yaml").read_text()
 
 
+def test_placeholders_in_a_folder_that_trials_share_are_refused(source, tmp_path, monkeypatch):
+    monkeypatch.setattr(mirror, "ENTRIES", 20)
+    for number in range(30):
+        (source / "data" / str(number)).touch()
+    (source / "data" / "conf.yaml").write_text("{{lr}}")
+    target, _ = lay_out(source, tmp_path)
+    with pytest.raises(SpaceError, match="trials share data, which .* would change your data/conf.yaml"):
+        place.fill_placeholders(target, asked("files: data/conf.yaml\nsearch: {lr: [a, b]}"), {"lr": "a"})
+    assert (source / "data" / "conf.yaml").read_text() == "{{lr}}"
+
+
+def test_a_filled_file_keeps_its_mode_and_line_ends(source, tmp_path):
+    (source / "run.sh").write_bytes(b"{{lr}}\r\n")
+    (source / "run.sh").chmod(0o755)
+    target, _ = lay_out(source, tmp_path)
+    place.fill_placeholders(target, asked("files: run.sh\nsearch: {lr: [a, b]}"), {"lr": "a"})
+    assert (target / "run.sh").read_bytes() == b"a\r\n" and os.access(target / "run.sh", os.X_OK)
+
+
 @pytest.mark.parametrize(
     "file, content, message",
     [

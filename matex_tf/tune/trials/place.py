@@ -64,14 +64,23 @@ def fill_placeholders(place: Path, spec: Specification, config: Config) -> None:
     """Replace the placeholders in the trial's own copies of the files by values.
 
     A parameter whose condition does not hold is not in `config`. Its placeholder becomes its text `otherwise`.
+
+    Raises:
+        SpaceError: a file is in a folder that all trials share.
     """
     values = {parameter.name: parameter.otherwise or "" for parameter in spec.space.parameters}
     values |= {name: format_value(value) for name, value in config.items()}
     for name in spec.files:
-        path = place / name
-        text = path.read_text(encoding="utf-8")
-        path.unlink()  # it may be a link to the user's file, which must not change
-        path.write_text(_PLACEHOLDER.sub(lambda match: values[match[1]], text), encoding="utf-8")
+        path, filled = place / name, place.with_name("filled")
+        if not path.parent.resolve().is_relative_to(place.resolve()):  # a folder that is too large for a copy
+            raise SpaceError(
+                f"files: trials share {path.parent.relative_to(place)}, which is too large for a copy each, and would "
+                f"change your {name}. Move it to a smaller folder"
+            )
+        text = path.read_bytes().decode()
+        filled.write_bytes(_PLACEHOLDER.sub(lambda match: values[match[1]], text).encode())
+        shutil.copymode(path, filled)
+        filled.replace(path)  # which may be a link to the user's file
 
 
 def check_files(spec: Specification, source: Path) -> None:
