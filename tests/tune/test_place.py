@@ -97,6 +97,17 @@ def test_links_stay_within_the_place_and_those_of_the_trial_are_its_own(source, 
     assert (target / "later" / "weights").exists() and (target / "data" / "new").exists()
 
 
+def test_a_link_of_the_user_stays_where_a_trial_has_led_there(source, tmp_path, monkeypatch):
+    monkeypatch.setattr(mirror, "COPIED_BYTES", 0)
+    (tmp_path / "large").write_text("x")
+    (source / "logs" / "large").symlink_to(tmp_path / "large")
+    target, made = lay_out(source, tmp_path)
+    (target / "logs").rename(target / "aside")
+    (target / "logs").symlink_to(source / "logs")
+    place.clean_folder(target, made)
+    assert (source / "logs" / "large").is_symlink()
+
+
 def test_however_many_folders_there_are_no_more_than_so_many_entries_are_copied(source, tmp_path, monkeypatch):
     monkeypatch.setattr(mirror, "ENTRIES", 40)
     for number in range(20):

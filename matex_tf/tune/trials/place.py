@@ -20,12 +20,11 @@ _PLACEHOLDER = re.compile(r"\{\{\s*([A-Za-z_]\w*)\s*\}\}")
 def clean_folder(place: Path, mirror: Mirror) -> None:
     """Remove everything from `place` that the trial has not written: links and unchanged copies of the user's files."""
     for path, link_target in mirror.links.items():
-        if path.is_symlink() and os.readlink(path) == link_target:
+        if path.is_symlink() and os.readlink(path) == link_target and not _is_below_link(path, place):
             path.unlink()
     for path, stamp in mirror.copies.items():
-        # The trial may have replaced a folder by a link. A file below that link is not the mirror's copy.
-        is_below_link = path.resolve() != place.resolve() / path.relative_to(place)
-        if not is_below_link and path.is_file() and read_stamp(path) == stamp:
+        is_copy = path.is_file() and not path.is_symlink() and read_stamp(path) == stamp
+        if is_copy and not _is_below_link(path, place):
             path.unlink()
     for parent, names, _ in os.walk(place, topdown=False):
         for path in (Path(parent, name) for name in names):
@@ -35,6 +34,11 @@ def clean_folder(place: Path, mirror: Mirror) -> None:
                 shutil.rmtree(path, ignore_errors=True)
             elif not any(path.iterdir()):
                 path.rmdir()
+
+
+def _is_below_link(path: Path, place: Path) -> bool:
+    """Whether `path` is below a link by which the trial has replaced a folder of `place`."""
+    return path.parent.resolve() != place.resolve() / path.parent.relative_to(place)
 
 
 # Values passed to the script
