@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from matex_tf.launch.mpirun_command import Mpirun, choose_options
 from matex_tf.tune.objective import Objective, Point
 from matex_tf.tune.trials import slots
 from matex_tf.tune.trials.process_trial import Processes
@@ -136,6 +137,8 @@ def test_what_a_trial_has_for_itself(tmp_path, monkeypatch):
     cpus, environment, folder = json.loads((tmp_path / "output").read_text())
     assert cpus == [cpu] and folder == str(tmp_path / "place")
     assert environment["SEED"] == "3" and environment["CUDA_VISIBLE_DEVICES"] == "1,3"
+    options = choose_options(Mpirun("mpirun", "Open MPI", "5.0"), 2, 2, False, ["--host", "a,b"], environment)
+    assert "-x SEED" in " ".join(options), "ranks on other hosts have it, too"
     assert environment["OMPI_MCA_btl"] == "self" and environment["MATEX_TRIAL"] == str(tmp_path / "noted.jsonl")
     assert not {"OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMIX_RANK", "MATEX_RECORD", "MATEX_STATE"} & environment.keys()
 
