@@ -173,6 +173,15 @@ def test_cores_and_gpus_are_dealt():
     assert slots.deal_slots(cores[:1], ["0"], 2) == [Slot((0, 4)), Slot((0, 4))], "what is too little is shared"
 
 
+@pytest.mark.parametrize("visible, gpus", [(None, [("0",), ("1",)]), ("2, 5", [("2",), ("5",)]), ("", [(), ()])])
+def test_trials_share_the_gpus_that_are_visible(monkeypatch, visible, gpus):
+    monkeypatch.setattr(slots.placement, "count_gpus", lambda: 2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert [slot.gpus for slot in slots.make_slots(2, 1, [], "")] == gpus
+
+
 HOSTS = [Host("a", 2), Host("b", 2), Host("c", 4)]
 
 

@@ -54,8 +54,7 @@ def make_slots(parallel: int, ranks: int, options: Sequence[str], folder: str) -
     is_only_here = not hosts or (len(hosts) == 1 and is_here(hosts[0]))
     # A single trial needs no hosts in its slot, even if there are several: its `matex run` finds all of them itself.
     if parallel == 1 or is_only_here:
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        gpus = visible.split(",") if visible else [str(number) for number in range(placement.count_gpus())]
+        gpus = placement.list_gpus(placement.count_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"))
         # A single trial gets no list of GPUs: it sees all of them.
         return deal_slots(placement.list_cores(), gpus if parallel > 1 else [], parallel)
     slots = deal_hosts(hosts, parallel)
