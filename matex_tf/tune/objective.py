@@ -10,7 +10,7 @@ from typing import Any
 
 from matex_tf import arguments
 
-_OVERWRITTEN = re.compile(r"[^\n]*\r(?!\n)")  # the part of a line before its last carriage return: a progress bar
+_OVERWRITTEN = re.compile(r"[^\n]*\r(?=[^\r\n])")  # the part of a line that later text overwrites: a progress bar
 
 
 @dataclass(frozen=True)
