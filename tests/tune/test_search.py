@@ -19,8 +19,9 @@ import pytest
 
 import launch
 import matex_tf
-from matex_tf.tune import setup
-from matex_tf.tune.database import Database, DatabaseError
+from matex_tf.tune import setup, space_file
+from matex_tf.tune.database import Database, DatabaseError, Record
+from matex_tf.tune.screen import Screen
 from matex_tf.tune.search import SearchError, hold_search
 from matex_tf.tune.settings import Settings
 from matex_tf.tune.trials import trial
@@ -330,6 +331,17 @@ def test_in_a_terminal_the_table_is_drawn_in_place():
     assert (
         re.search(r"3 of 3 trials, best val_loss [\d.e-]+ \(trial \d\)", shown) and "matex run -n 1 train.py" in shown
     )
+
+
+def test_choices_with_brackets_are_shown_as_they_are(capsys):
+    spec = space_file.read_space("search:\n  --x: ['[relu]', '[/relu]']\n", "space.yaml")
+    screen = Screen(spec.space, spec.objective, 2, 1)
+    for number, choice in enumerate(spec.space.parameters[0].values, 1):
+        screen.show_end(Record(number, {"--x": choice}, "engine", state="done", value=1.0), None)
+    capsys.readouterr()
+    screen._console.print(screen.draw_table(20))
+    shown = capsys.readouterr().out
+    assert "[relu]" in shown and "[/relu]" in shown
 
 
 def test_from_python():
