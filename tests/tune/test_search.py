@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import fake_trials as fakes
+import numpy as np
 import pytest
 
 import launch
@@ -346,12 +347,14 @@ def test_choices_with_brackets_are_shown_as_they_are(capsys):
 
 def test_from_python():
     found = matex_tf.tune(
-        "train.py", ["--fixed=1"], search={"--x": {"float": [0.0, 1.0]}, "--flag": [True, False, None]},
+        "train.py", ["--fixed=1"], search={"--x": {"float": [0.0, 1.0]}, "--flag": [True, False, None], "--y": ["😀"]},
         objective={"minimize": "val_loss"}, trials=3, folder="mine",
     )  # fmt: skip
     assert found.folder == "mine" and found.best.config["--flag"] in ("True", "False", "None")
-    assert re.fullmatch(r"matex run -n 1 train.py --fixed=1 --x=[\d.e-]+ --flag=(True|False|None)", found.command)
-    assert matex_tf.tune("train.py", search="space.yaml", trials=1).trials == 1
+    words = r"train.py --fixed=1 --x=[\d.e-]+ --flag=(True|False|None) '--y=😀'"
+    assert re.fullmatch(f"matex run -n 1 {words}", found.command)
+    one = {"trials": np.int64(1), "parallel": np.int8(1), "ranks": np.int64(1), "seed": np.int64(3)}
+    assert matex_tf.tune("train.py", search="space.yaml", rungs=[np.int64(1)], **one).trials == 1
     for wrong, error, message in (
         ({"search": {"--x": {"flaot": [0, 1]}}}, ValueError, "search, line 4: --x: there is no word flaot"),
         ({"search": {}, "trials": 0}, ValueError, "expected trials to be a whole number, 1 or more"),
