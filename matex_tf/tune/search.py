@@ -80,20 +80,19 @@ class SearchLoop:
         """Run the trials. Returns the record of the best one; None if no trial has a value.
 
         Raises:
-            SearchError: the first trials fail in the same way, or the folder is in use.
+            SearchError: the first trials fail in the same way.
             DatabaseError: an outcome cannot be recorded.
         """
-        with hold_search(Path(self._search.folder)):
-            self._read_trials()
-            try:
-                self._resume_jobs()
-                while not self.stop and self._is_unfinished():
-                    self._start_trials()
-                    time.sleep(self._poll_interval)
-                    self._poll_trials()
-            finally:
-                self._end_running_trials()
-                self._proposals.close()
+        self._read_trials()
+        try:
+            self._resume_jobs()
+            while not self.stop and self._is_unfinished():
+                self._start_trials()
+                time.sleep(self._poll_interval)
+                self._poll_trials()
+        finally:
+            self._end_running_trials()
+            self._proposals.close()
         return self.best
 
     @property

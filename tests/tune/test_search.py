@@ -196,7 +196,9 @@ def test_two_cannot_go_on_with_one_search():
     where = Path("runs/tune-train-1")
     wait_for((where / "trial-1" / "output").exists, "a trial")
     with pytest.raises(SearchError, match="another `matex tune` goes on with this search"):
-        setup.run_search(where)
+        setup.run_search(where, space="search:\n  --y: {float: [0, 1]}\n", trials=7)
+    found = setup.open_search(where)[1]
+    assert (found.space, found.settings["trials"], records(where)[0].state) == (fakes.SPACE, 50, "running")
     child.terminate()
     child.communicate(timeout=60)
     assert child.returncode == 143
