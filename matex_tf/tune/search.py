@@ -30,7 +30,7 @@ from matex_tf.tune.space_file import Specification
 from matex_tf.tune.starter import RunningTrial, Starter, get_trial_folder
 from matex_tf.tune.trials.job_trial import Jobs, forget_job, has_job
 from matex_tf.tune.trials.process_trial import Processes
-from matex_tf.tune.trials.trial import DONE, OUTPUT, PAUSED, STOPPED, Outcome, Slot, hold_folder
+from matex_tf.tune.trials.trial import DONE, OUTPUT, PAUSED, STOPPED, Outcome, Slot, Trial, hold_folder
 from matex_tf.world import file_locks
 
 POLL_INTERVAL = 0.05  # seconds
@@ -205,11 +205,10 @@ class SearchLoop:
     def _poll_trials(self) -> None:
         """Read what running trials have logged, and record those that have ended."""
         for number, running in list(self._running.items()):
-            for line in running.trial.read_new_lines():
-                if "task" in line and not self._knows_task:
-                    self._database.note_task(self._search.id, line["task"])
-                    self._add_warm_starts()
+            running.trial.read_new_lines()
             outcome = running.trial.poll()
+            if not self._knows_task:
+                self._note_task(running.trial)
             if outcome is not None:
                 del self._running[number]
                 # More resumed jobs than slots may run. Then the end of one of them frees no slot.
@@ -283,6 +282,12 @@ class SearchLoop:
                     with contextlib.suppress(DatabaseError, OSError):
                         if outcome.state != STOPPED:  # it had ended by itself
                             self._end_trial(running, outcome)
+
+    def _note_task(self, trial: Trial) -> None:
+        """Record the task if the trial has logged it."""
+        if task := next((line["task"] for line in trial.lines if "task" in line), None):
+            self._database.note_task(self._search.id, task)
+            self._add_warm_starts()
 
     def _add_warm_starts(self) -> None:
         """Once the task is known: propose the best configurations of searches with similar tasks first, and print their

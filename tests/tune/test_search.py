@@ -308,6 +308,21 @@ def test_a_search_begins_with_what_one_of_an_alike_task_has_found(capfd):
     assert {one.origin for where in (third, other) for one in records(where)} == {"engine"}
 
 
+def test_a_task_that_an_earlier_start_has_logged_is_known():
+    where = setup.create_search(
+        ["train.py"], fakes.SPACE, Settings(trials=1, rungs=(5,), source=os.getcwd(), name="space.yaml")
+    )
+    database, found = setup.open_search(where)
+    database.add_trial(found.id, {"--x": 0.5}, "engine")
+    (where / "trial-1" / "state").mkdir(parents=True)
+    (where / "trial-1" / "noted.jsonl").write_text('{"task": {"rows": 100}}\n')
+    Path("train.py").write_text(
+        "import os\nopen(os.environ['MATEX_TRIAL'], 'a').write('{\"epoch\": 1, \"logs\": {\"val_loss\": 1}}\\n')\n"
+    )
+    assert setup.run_search(where).best.value == 1
+    assert database.read_task(found.id)["rows"] == 100
+
+
 def test_variables_and_files():
     Path("conf.json").write_text('{"rate": {{rate}}}')
     Path("train.py").write_text(
