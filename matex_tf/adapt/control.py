@@ -48,6 +48,10 @@ class Control:
     _confirming: int = CONFIRMING_WINDOWS  # the number of consecutive windows that must ask for a change
     _last_growth: list[float] = field(default_factory=list)  # rows by which each slice grew in the last change
 
+    def compute_smallest(self, rows: int) -> int:
+        """The rows of the smallest possible slice of `rows` rows: one row, or one unit, which may be rounded up."""
+        return -(-rows // self.units) if self.units else 1
+
     def choose_ratios(self, rows: int, seconds: Sequence[float]) -> tuple[int, ...] | None:
         """Add a window. Returns the ratios from now on; None if they stay.
 
