@@ -102,6 +102,8 @@ def test_from_the_command_line():
         (["--resume", "data"], "data is not the folder of a search"),
         (["--resume", "x", "train.py"], "--resume FOLDER goes on as it was begun"),
         (["--resume", "x", "--seed", "3"], "--resume goes on as it was begun, without --seed"),
+        (["--resume", "x", "-n", "3"], "--resume goes on as it was begun, without -n"),
+        (["--resume", "x", "--no-warm-start"], "--resume goes on as it was begun, without --no-warm-start"),
     ],
 )
 def test_wrong_words_are_answered_before_anything_starts(words, message, capsys):
