@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
@@ -185,7 +186,7 @@ def _check_space(space: str) -> None:
 
 def _run_and_report(folder: Path, changed: dict[str, Any]) -> int:
     """Run the trials, and print the result. Returns the exit code."""
-    resume_command = f"matex tune --resume {folder}"
+    resume_command = shlex.join(["matex", "tune", "--resume", str(folder)])
     try:
         result = setup.run_search(folder, **changed)
     except SearchError as error:
