@@ -26,7 +26,7 @@ from matex_tf.tune.engines import warm_start
 from matex_tf.tune.engines.proposals import WARM, ExhaustedError, Proposals
 from matex_tf.tune.screen import Screen
 from matex_tf.tune.settings import Settings
-from matex_tf.tune.space_file import Specification
+from matex_tf.tune.space_file import SpaceError, Specification
 from matex_tf.tune.starter import RunningTrial, Starter, get_trial_folder
 from matex_tf.tune.trials.job_trial import Jobs, forget_job, has_job
 from matex_tf.tune.trials.process_trial import Processes
@@ -146,7 +146,10 @@ class SearchLoop:
             self._free_slots.pop(0)
 
     def _start_trial(self, record: Record, slot: Slot) -> None:
-        self._running[record.number] = self._starter.start_trial(record, slot)
+        try:
+            self._running[record.number] = self._starter.start_trial(record, slot)
+        except SpaceError as error:  # of the user's files with placeholders, which may have changed
+            raise SearchError(str(error)) from None
         self._screen.show_start(record)
 
     def _postpone_start(self, record: Record, error: JobError) -> None:

@@ -172,6 +172,17 @@ def test_what_trials_share_is_said_before_one_starts(source, tmp_path, monkeypat
     assert said[0].startswith("trials share linked, ") and said[1:] == ["started"]
 
 
+@pytest.mark.parametrize("text, message", [("lr: 1", "is in none of conf.yaml"), ("{{lr}} {{m}}", "no placeholder m")])
+def test_no_trial_starts_without_its_values_in_a_file_that_has_changed(source, tmp_path, text, message):
+    (source / "conf.yaml").write_text(text)
+    backend = SimpleNamespace(find_trial=lambda *_: None, start_trial=lambda *_: pytest.fail("it has started"))
+    settings = SimpleNamespace(source=str(source), limit=0, rungs=())
+    row = SimpleNamespace(folder=str(tmp_path), target=["train.py"])
+    starter = Starter(row, settings, asked("files: conf.yaml\nsearch: {lr: [a, b]}"), backend, pytest.fail)
+    with pytest.raises(SpaceError, match=message):
+        starter.start_trial(SimpleNamespace(number=1, seconds=0, rungs=(), config={"lr": "a"}), None)
+
+
 @pytest.mark.parametrize("is_linked", [False, True])
 def test_a_search_is_never_in_its_own_trials_whatever_links_lead_there(source, tmp_path, is_linked):
     (source / "out").symlink_to(tmp_path / "scratch") if is_linked else (source / "out").mkdir()

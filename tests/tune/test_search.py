@@ -224,7 +224,8 @@ REFUSES = "import sys\nprint('usage: train.py [--lr LR]')\nsys.exit('error: unre
 
 def test_if_the_first_three_fail_alike_it_stops_and_shows_why():
     Path("train.py").write_text(REFUSES)
-    where = setup.create_search(["train.py"], fakes.SPACE, Settings(source=os.getcwd(), name="space.yaml"))
+    asked = Settings(source=os.getcwd(), name="space.yaml")
+    where = setup.create_search(["train.py"], fakes.SPACE, asked, folder="two words")
     with pytest.raises(
         SearchError, match=r"(?s)trials 1, 2, 3 have failed alike \(exit code 1\).*unrecognized arguments: --x"
     ):
@@ -232,7 +233,7 @@ def test_if_the_first_three_fail_alike_it_stops_and_shows_why():
     assert [(one.state, one.why) for one in records(where)] == [("failed", "exit code 1")] * 3
     assert "unrecognized arguments" in records(where)[0].tail
     ended = tune("--resume", where)
-    assert ended.returncode == 1 and f"Once that is mended: matex tune --resume {where}" in ended.stderr
+    assert ended.returncode == 1 and "Once that is mended: matex tune --resume 'two words', " in ended.stderr
 
 
 SOME_FAIL = """
@@ -334,11 +335,15 @@ def test_variables_and_files():
         "objective: {maximize: value, regex: 'value (.*)'}\nfiles: [conf.json]\n"
         "search:\n  rate: {float: [0, 1]}\n  $SHIFT: [1, 2, 3]\n"
     )
-    _, found = search(space, trials=4, ranks=3, run=("--strategy sharded",))
+    where, found = search(space, trials=4, ranks=3, run=("--strategy sharded",))
     best = found.best
     assert best.value == pytest.approx(best.config["rate"] + float(best.config["$SHIFT"]))
     assert found.command == f"SHIFT={best.config['$SHIFT']} matex run -n 3 --strategy sharded train.py"
     assert Path(found.files[0]).read_text() == f'{{"rate": {best.config["rate"]}}}'
+    Path("conf.json").write_text("{}")
+    with pytest.raises(SearchError, match=r"\{\{rate\}\} is searched, but is in none of conf.json"):
+        setup.run_search(where, trials=5)
+    assert [one.state for one in records(where)] == ["done"] * 4 + ["running"]
 
 
 def test_in_a_terminal_the_table_is_drawn_in_place():
