@@ -98,8 +98,7 @@ class SearchLoop:
     @property
     def best(self) -> Record | None:
         """The best complete trial; while there is none, the best trial of the highest rung."""
-        records = [record for record in self._records.values() if record.value is not None]
-        return min(records, key=lambda record: rungs.make_sort_key(record, self._spec.objective), default=None)
+        return next(iter(rungs.sort_trials(self._records.values(), self._spec.objective)), None)
 
     def _get_folder(self, record: Record) -> Path:
         return get_trial_folder(Path(self._search.folder), record.number)
@@ -302,10 +301,10 @@ class SearchLoop:
         if not self._settings.warm_start or task is None or has_warm_trials:
             return
         other_tasks = self._database.list_other_tasks(self._search.id, self._search.objective)
-        best_configs = {
-            search_id: warm_start.sort_best_first(self._database.list_trials(search_id), self._spec.objective)
-            for search_id in other_tasks
-        }
+        best_configs = {}
+        for search_id in other_tasks:
+            trials = rungs.sort_trials(self._database.list_trials(search_id), self._spec.objective)
+            best_configs[search_id] = [record.config for record in trials]
         starts = warm_start.choose_starts(task, other_tasks, best_configs, self._spec.space)
         if self._proposals.put_first(starts.values()):
             names = [search.folder for search_id in starts if (search := self._database.find_search(search_id))]
