@@ -4,6 +4,7 @@ and the values passed to its script: as options, as environment variables, or by
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -32,8 +33,9 @@ def clean_folder(place: Path, mirror: Mirror) -> None:
                 continue
             if path.name == "__pycache__":
                 shutil.rmtree(path, ignore_errors=True)
-            elif not any(path.iterdir()):
-                path.rmdir()
+            else:
+                with contextlib.suppress(OSError):  # it is not empty
+                    path.rmdir()
 
 
 def _is_below_link(path: Path, place: Path) -> bool:
