@@ -67,7 +67,7 @@ class Control:
         slices = slice_bounds.count_dealt_rows(rows, self.ratios or equal_ratios)
         if not self._is_confirmed(slices):
             return None
-        typical = [median(of_rank) for of_rank in zip(*self._windows)]
+        typical = [median(rank_seconds) for rank_seconds in zip(*self._windows)]
         growth = _compute_growth(slices, typical)
         if not growth:
             return None
@@ -78,7 +78,7 @@ class Control:
         is_soon = self._windows_since_change <= max(UNDOING_WINDOWS, self._confirming)
         is_undoing = is_soon and opposition > 0
         if is_undoing and opposition <= MAX_UNDOING_FACTOR * _compute_dot(last, last):
-            growth = [of_rank / 2 for of_rank in growth]  # one of the two changes was wrong: meet in the middle
+            growth = [part / 2 for part in growth]  # one of the two changes was wrong: meet in the middle
         # Round the new slices to units. If these slices are equal, make the ratios equal, for batches of all sizes.
         ratios = _round_to_units([old + more for old, more in zip(slices, growth)], units)
         new_slices = slice_bounds.count_dealt_rows(rows, ratios)
@@ -111,7 +111,7 @@ def _compute_growth(slices: Sequence[int], seconds: Sequence[float]) -> list[flo
     large.
     """
     computed = [max(rows, 1) for rows in slices]  # a rank without rows computes one row
-    speeds = [rows / of_rank for rows, of_rank in zip(computed, seconds)]
+    speeds = [rows / rank_seconds for rows, rank_seconds in zip(computed, seconds)]
     equal = sum(slices) / len(slices)
     least = [max(1.0, rows / MAX_FACTOR) for rows in computed]
     # A slice may always return to the equal one.
