@@ -173,7 +173,10 @@ def test_cores_and_gpus_are_dealt():
     dealt = slots.deal_slots(cores, ["0", "1", "2"], 2)
     assert [slot.cpus for slot in dealt] == [(0, 4, 1, 5), (2, 6, 3, 7)]
     assert [slot.gpus for slot in dealt] == [("0", "2"), ("1",)]
-    assert slots.deal_slots(cores[:1], ["0"], 2) == [Slot((0, 4)), Slot((0, 4))], "what is too little is shared"
+    shared = slots.deal_slots(cores[:1], ["0", "1"], 3)
+    assert [slot.cpus for slot in shared] == [(0, 4)] * 3, "what is too little is shared"
+    assert [slot.gpus for slot in shared] == [("0", "1"), ("1", "0"), ("0", "1")]
+    assert slots.deal_slots(cores[:1], [], 2) == [Slot((0, 4))] * 2
 
 
 @pytest.mark.parametrize("visible, gpus", [(None, [("0",), ("1",)]), ("2, 5", [("2",), ("5",)]), ("", [(), ()])])

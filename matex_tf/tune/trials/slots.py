@@ -19,12 +19,14 @@ class HostsError(ValueError):
 
 def deal_slots(cores: Sequence[placement.Core], gpus: Sequence[str], parallel: int) -> list[Slot]:
     """Make `parallel` slots with separate cores and GPUs. If there are fewer cores than slots, each slot has all cores;
-    likewise for GPUs.
+    likewise for GPUs, in another order for each slot: a script begins with the first one.
     """
     slots = []
     for index in range(parallel):
         cpus = tuple(cpu for core in placement.choose_cores(cores, index, parallel) for cpu in core)
-        slots.append(Slot(cpus, tuple(gpus[index::parallel]) if len(gpus) >= parallel else ()))  # (): all GPUs
+        start = index % max(len(gpus), 1)
+        own_gpus = gpus[index::parallel] if len(gpus) >= parallel else [*gpus[start:], *gpus[:start]]
+        slots.append(Slot(cpus, tuple(own_gpus)))
     return slots
 
 
