@@ -127,7 +127,8 @@ def is_gone(process):
 
 
 def test_what_a_trial_has_for_itself(tmp_path, monkeypatch):
-    for name in ("OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMIX_RANK", "MATEX_RECORD", "MATEX_STATE", "MATEX_TRIAL"):
+    names = {"OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMIX_RANK", "MATEX_RECORD", "MATEX_STATE", "MATEX_LOG_DIR"}
+    for name in (*names, "MATEX_TRIAL"):
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("OMPI_MCA_btl", "self")
     cpu = max(os.sched_getaffinity(0))
@@ -140,7 +141,7 @@ def test_what_a_trial_has_for_itself(tmp_path, monkeypatch):
     options = choose_options(Mpirun("mpirun", "Open MPI", "5.0"), 2, 2, False, ["--host", "a,b"], environment)
     assert "-x SEED" in " ".join(options), "ranks on other hosts have it, too"
     assert environment["OMPI_MCA_btl"] == "self" and environment["MATEX_TRIAL"] == str(tmp_path / "noted.jsonl")
-    assert not {"OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMIX_RANK", "MATEX_RECORD", "MATEX_STATE"} & environment.keys()
+    assert not names & environment.keys()
 
 
 def test_a_folder_is_held_by_the_trial_that_runs_there(tmp_path, monkeypatch):
