@@ -105,7 +105,7 @@ def create_search(target: Sequence[str], space: str, settings: Settings, databas
 def _make_folder(target: Sequence[str], folder: str) -> Path:
     """Make `folder`, which must be new or empty; if "", a new one such as runs/tune-train-1, named after the script."""
     if not folder:
-        return run_folder.make_folder("tune-" + (target[1] if target[0] == "-m" else Path(target[0]).stem))
+        return run_folder.make_folder(f"tune-{run_folder.name_target(target)}")
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     if any(path.iterdir()):
