@@ -14,6 +14,7 @@ import shlex
 import signal
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -195,7 +196,8 @@ def run_search(folder: Path, space: str = "", **changed: Any) -> SearchResult:
         raise RuntimeError("a search runs in the main thread only: signals come to it, and trials end with it")
     started_at = time.monotonic()
     database, search = open_search(folder)
-    with hold_search(Path(search.folder)):  # before the first change: another process may run the search
+    # Hold the folder before the first change: another process may run the search.
+    with closing(database), hold_search(Path(search.folder)):
         settings = restore_settings(search, **changed)
         search, space_changes = change_space(database, search, settings, space) if space else (search, [])
         spec = space_file.read_space(search.space, settings.name)
@@ -220,7 +222,6 @@ def run_search(folder: Path, space: str = "", **changed: Any) -> SearchResult:
             with child_process.handle_signals(_ENDING_SIGNALS, stop_search):
                 best = loop.run_trials()
         records = database.list_trials(search.id)
-        database.close()
     command, files = format_trial_command(folder, search, settings, spec, best) if best else ("", ())
     code = int(best is None)
     if loop.stop:  # the usual exit code of a process that a signal ends
