@@ -202,7 +202,7 @@ def run_search(folder: Path, space: str = "", **changed: Any) -> SearchResult:
         search, space_changes = change_space(database, search, settings, space) if space else (search, [])
         spec = space_file.read_space(search.space, settings.name)
         earlier_trials = database.list_trials(search.id)
-        search_engine = engine.load_engine(settings.engine)(spec.space, settings.seed)
+        search_engine = engine.load_engine(settings.engine)(spec.space, settings.seed % 2**32)
         proposals = Proposals(search_engine, spec.space, settings.seed, [record.config for record in earlier_trials])
         slots = settings.make_slots()  # the cores, GPUs or hosts of each concurrent trial
         if changed:

@@ -22,6 +22,7 @@ import launch
 import matex_tf
 from matex_tf.tune import setup, space_file
 from matex_tf.tune.database import Database, DatabaseError, Record
+from matex_tf.tune.engines.random_search import RandomSearch
 from matex_tf.tune.screen import Screen
 from matex_tf.tune.search import SearchError, hold_search
 from matex_tf.tune.settings import Settings
@@ -268,6 +269,15 @@ def test_none_comes_to_a_value():
     Path("train.py").write_text("import sys, os\nsys.exit(int(os.getpid()) % 100 + 1)\n")
     ended = tune("--search", "space.yaml", "--trials", "2", "train.py")
     assert ended.returncode == 1 and "no trial has come to a value" in ended.stdout
+
+
+def test_engines_get_seeds_that_numpy_takes(monkeypatch):
+    seeds = []
+    monkeypatch.setattr(
+        setup.engine, "load_engine", lambda _: lambda space, seed: seeds.append(seed) or RandomSearch(space, seed)
+    )
+    search(trials=1, seed=-1)
+    assert seeds == [2**32 - 1]
 
 
 def test_a_small_space_is_tried_whole(capfd):
