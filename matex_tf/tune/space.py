@@ -63,8 +63,9 @@ class Number:
 
     def allows(self, value: Value | None) -> bool:
         """Whether the value is valid; None is not."""
-        has_type = isinstance(value, int if self.whole else (int, float)) and not isinstance(value, bool)
-        return has_type and self.low <= float(value) <= self.high
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            return False
+        return (isinstance(value, int) or not self.whole) and self.low <= value <= self.high
 
     @property
     def values(self) -> list[Value] | None:
