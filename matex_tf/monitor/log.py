@@ -29,9 +29,9 @@ class Log:
         self._file = os.open(path, flags, 0o644)
         self._lock = threading.Lock()
         start = max(os.fstat(self._file).st_size - _MAX_LINE_BYTES, 0)
-        # The offset after the last complete line:
-        self._end = start + os.pread(self._file, _MAX_LINE_BYTES, start).rfind(b"\n") + 1
-        os.ftruncate(self._file, self._end)
+        end = start + os.pread(self._file, _MAX_LINE_BYTES, start).rfind(b"\n") + 1
+        os.ftruncate(self._file, end)
+        self._end = end  # the offset after the last complete line
         self.lines = 0
         self.lost = 0  # the number of lines that could not be written
 
