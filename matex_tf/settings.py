@@ -406,6 +406,8 @@ class Settings:
     pause: int = _internal(_parse_count, 0, "epochs",
         "Set by `matex tune --rungs`: after this number of epochs of `fit` since the first start of the script, the "
         "run keeps its state (MATEX_STATE) and ends with exit code 75. 0: never.")
+    passed: str = _internal(str, "", "names",
+        "Set by `matex tune` for its trials: variables that `matex run` passes to ranks on other hosts.")
     proof: str = _internal(str, "", "folder",
         "Set by `matex run`: where the ranks report that they have ended. Without the reports its exit code is not 0.")
     # fmt: on

@@ -135,7 +135,7 @@ def find_slow(rows: Sequence[int], seconds: Sequence[float], smallest: int) -> S
     if min(seconds) <= 0 or any(rows[rank] <= 0 for rank in others):
         return None  # no speed is known
     # A rank without rows computes one row.
-    row_seconds = [of_slice / max(count, 1) for of_slice, count in zip(seconds, rows)]
+    row_seconds = [slice_seconds / max(count, 1) for slice_seconds, count in zip(seconds, rows)]
     factor = row_seconds[slowest] / median(row_seconds[rank] for rank in others)
     # Without this rank, the others compute all rows, each at its own speed.
     seconds_without = sum(rows) / sum(1 / row_seconds[rank] for rank in others)

@@ -48,6 +48,10 @@ class Control:
     _confirming: int = CONFIRMING_WINDOWS  # the number of consecutive windows that must ask for a change
     _last_growth: list[float] = field(default_factory=list)  # rows by which each slice grew in the last change
 
+    def compute_smallest(self, rows: int) -> int:
+        """The rows of the smallest possible slice of `rows` rows: one row, or one unit, which may be rounded up."""
+        return -(-rows // self.units) if self.units else 1
+
     def choose_ratios(self, rows: int, seconds: Sequence[float]) -> tuple[int, ...] | None:
         """Add a window. Returns the ratios from now on; None if they stay.
 
@@ -63,7 +67,7 @@ class Control:
         slices = slice_bounds.count_dealt_rows(rows, self.ratios or equal_ratios)
         if not self._is_confirmed(slices):
             return None
-        typical = [median(of_rank) for of_rank in zip(*self._windows)]
+        typical = [median(rank_seconds) for rank_seconds in zip(*self._windows)]
         growth = _compute_growth(slices, typical)
         if not growth:
             return None
@@ -74,7 +78,7 @@ class Control:
         is_soon = self._windows_since_change <= max(UNDOING_WINDOWS, self._confirming)
         is_undoing = is_soon and opposition > 0
         if is_undoing and opposition <= MAX_UNDOING_FACTOR * _compute_dot(last, last):
-            growth = [of_rank / 2 for of_rank in growth]  # one of the two changes was wrong: meet in the middle
+            growth = [part / 2 for part in growth]  # one of the two changes was wrong: meet in the middle
         # Round the new slices to units. If these slices are equal, make the ratios equal, for batches of all sizes.
         ratios = _round_to_units([old + more for old, more in zip(slices, growth)], units)
         new_slices = slice_bounds.count_dealt_rows(rows, ratios)
@@ -107,7 +111,7 @@ def _compute_growth(slices: Sequence[int], seconds: Sequence[float]) -> list[flo
     large.
     """
     computed = [max(rows, 1) for rows in slices]  # a rank without rows computes one row
-    speeds = [rows / of_rank for rows, of_rank in zip(computed, seconds)]
+    speeds = [rows / rank_seconds for rows, rank_seconds in zip(computed, seconds)]
     equal = sum(slices) / len(slices)
     least = [max(1.0, rows / MAX_FACTOR) for rows in computed]
     # A slice may always return to the equal one.

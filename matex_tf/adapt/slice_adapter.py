@@ -194,8 +194,7 @@ class SliceAdapter:
             return
         seconds = [window.own_seconds for window in windows[: self._trainers]]
         rows_of_ranks = slice_bounds.count_dealt_rows(rows, self._control.ratios or (1,) * self._trainers)
-        smallest = max(rows // self._control.units, 1) if self._control.units else 1  # rows of the smallest slice
-        reports = [window.report for window in windows]
+        reports, smallest = [window.report for window in windows], self._control.compute_smallest(rows)
         is_leaving = self._leaving.decide(reports, longest, rows_of_ranks, seconds, smallest)
         if rows and not is_leaving:
             self._choose_ratios(rows_of_ranks, seconds)

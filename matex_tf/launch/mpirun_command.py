@@ -141,8 +141,9 @@ def choose_options(
                 if name not in user_options and not any(variable.endswith(name) for variable in environment):
                     options += ["--prtemca" if mpirun.major >= 5 else "--mca", name, str(seconds)]
             # Open MPI forwards only the named variables to other hosts.
+            passed = {"PYTHONHASHSEED", *environment.get("MATEX_PASSED", "").split()}
             for name in sorted(environment):
-                if name.startswith("MATEX_") or name == "PYTHONHASHSEED":
+                if name.startswith("MATEX_") or name in passed:
                     options += ["-x", name]
     else:  # Intel MPI, MPICH and unknown families, which take variables by -genv
         if mpirun.family == mpirun_options.INTEL:

@@ -11,6 +11,7 @@ from typing import Any
 
 _encode_line = json.JSONEncoder(separators=(",", ":")).encode
 
+_MAX_LINE_BYTES = 1 << 20  # no line is longer
 HALVING_LINES = 20_000
 """Each time a log has grown by so many lines, the thread that writes it (`sampler`) doubles the time between lines."""
 
@@ -18,6 +19,7 @@ HALVING_LINES = 20_000
 class Log:
     """A file of JSON lines. Without `append` it must not exist, because another process may write it.
 
+    `append` removes a partial line, which a lost host may leave at the end of the file.
     `report` is called with the error of the first line that cannot be written. Raises OSError if opening fails.
     """
 
@@ -26,7 +28,10 @@ class Log:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | (0 if append else os.O_EXCL)
         self._file = os.open(path, flags, 0o644)
         self._lock = threading.Lock()
-        self._end = os.fstat(self._file).st_size  # the offset after the last complete line
+        start = max(os.fstat(self._file).st_size - _MAX_LINE_BYTES, 0)
+        end = start + os.pread(self._file, _MAX_LINE_BYTES, start).rfind(b"\n") + 1
+        os.ftruncate(self._file, end)
+        self._end = end  # the offset after the last complete line
         self.lines = 0
         self.lost = 0  # the number of lines that could not be written
 

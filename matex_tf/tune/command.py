@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
@@ -128,10 +129,11 @@ def tune_command(
         if resume:
             if script or database or folder:
                 raise click.UsageError("--resume FOLDER goes on as it was begun, without a script")
-            unchangeable = [name.replace("_", "-") for name in given.keys() - {"trials", "parallel", "limit"}]
-            if as_jobs or unchangeable:
-                name = "slurm" if as_jobs else min(unchangeable)
-                raise click.UsageError(f"--resume goes on as it was begun, without --{name}")
+            unchangeable = {*given, *(["as_jobs"] if as_jobs else [])} - {"trials", "parallel", "limit"}
+            if unchangeable:
+                parameters = click.get_current_context().command.params
+                option = min(each.opts[0] for each in parameters if each.name in unchangeable)
+                raise click.UsageError(f"--resume goes on as it was begun, without {option}")
             if space:
                 _check_space(space)
                 given |= {"space": Path(space).read_text(encoding="utf-8"), "name": space}
@@ -184,7 +186,7 @@ def _check_space(space: str) -> None:
 
 def _run_and_report(folder: Path, changed: dict[str, Any]) -> int:
     """Run the trials, and print the result. Returns the exit code."""
-    resume_command = f"matex tune --resume {folder}"
+    resume_command = shlex.join(["matex", "tune", "--resume", str(folder)])
     try:
         result = setup.run_search(folder, **changed)
     except SearchError as error:

@@ -132,15 +132,13 @@ class Database:
             row = self._fetch_one("select search from searches where id = ?", number)
         return Search(number, **json.loads(row[0])) if row else None
 
-    def change_space(self, search: Search, space: str, objective: str) -> Search:
-        """Record that a search continues with another space and objective."""
-        changed = replace(search, space=space, objective=objective)
+    def update_search(self, search: Search) -> None:
+        """Record that a search continues with another space, objective or other settings."""
         with self._open_transaction():
             self._file.execute(
                 "update searches set objective = ?, search = ? where id = ?",
-                (objective, _format_search(changed), search.id),
+                (search.objective, _format_search(search), search.id),
             )
-        return changed
 
     def note_task(self, search: int, features: Mapping[str, Any]) -> None:
         """Record the task of a search, once."""

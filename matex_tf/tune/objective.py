@@ -10,8 +10,6 @@ from typing import Any
 
 from matex_tf import arguments
 
-_OVERWRITTEN = re.compile(r"[^\n]*\r(?!\n)")  # the part of a line before its last carriage return: a progress bar
-
 
 @dataclass(frozen=True)
 class Point:
@@ -88,8 +86,8 @@ def drop_repeated(lines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]
 
 
 def drop_overwritten(output: str) -> str:
-    """The output as a terminal shows it: overwritten lines have their last state."""
-    return _OVERWRITTEN.sub("", output.replace("\r\n", "\n"))
+    """The output as a terminal shows it: of a line that carriage returns overwrite, such as a progress bar, the end."""
+    return "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in output.split("\n"))
 
 
 def _parse_number(text: str) -> float:

@@ -42,19 +42,20 @@ def tune(
             text says how to fix it.
     """
     arguments_of_script = arguments.check_words("tune", "args", args)
-    for name, value in (("trials", trials), ("parallel", parallel), ("ranks", ranks)):
+    trials, parallel, ranks = (
         arguments.check_whole_number("tune", name, value)
-    arguments.check_whole_number("tune", "seed", seed, None)
+        for name, value in (("trials", trials), ("parallel", parallel), ("ranks", ranks))
+    )
+    seed = arguments.check_whole_number("tune", "seed", seed, None)
     arguments.check_choice("tune", "engine", engine, tuple(NAMES))
-    if arguments.check_number("tune", "limit", limit) < 0:
+    if not arguments.check_number("tune", "limit", limit) >= 0:
         raise ValueError(f"tune: expected limit to be seconds, 0 or more; given {limit!r}")
-    for value in rungs:
-        arguments.check_whole_number("tune", "rungs", value)
+    epochs = check_rungs([arguments.check_whole_number("tune", "rungs", value) for value in rungs])
     if not os.path.isfile(script):
         raise FileNotFoundError(f"there is no file {os.fspath(script)} in {os.getcwd()}")
     if isinstance(search, Mapping):
         content = {"search": search, **({"objective": objective} if objective else {})}
-        name, text = "search", json.dumps(_convert_to_texts(content), indent=1)
+        name, text = "search", json.dumps(_convert_to_texts(content), indent=1, ensure_ascii=False)
     elif objective is not None:
         raise TypeError(f"tune: the objective stands in {os.fspath(search)}, too: give it there")
     else:
@@ -62,7 +63,7 @@ def tune(
     settings = Settings(
         trials=trials, parallel=parallel, ranks=ranks, engine=engine, seed=seed, limit=float(limit),
         warm_start=arguments.check_flag("tune", "warm_start", warm_start), source=os.getcwd(), name=name,
-        rungs=check_rungs(rungs),
+        rungs=epochs,
     )  # fmt: skip
     if cluster is not None:
         if not isinstance(cluster, Slurm):

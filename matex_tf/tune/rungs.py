@@ -52,11 +52,17 @@ def choose_promoted(trials: Iterable[Record], objective: Objective) -> Record | 
 
 def choose_best_paused(trials: Iterable[Record], objective: Objective) -> Record | None:
     """The best paused trial; None if no trial is paused."""
-    paused = [record for record in trials if record.state == PAUSED]
-    return min(paused, key=lambda record: make_sort_key(record, objective), default=None)
+    return next(iter(sort_trials((record for record in trials if record.state == PAUSED), objective)), None)
 
 
-def make_sort_key(record: Record, objective: Objective) -> tuple[float, float]:
-    """The sort key of trials, best first: complete trials, then by highest rung, then by cost."""
-    rung_count = math.inf if record.state == DONE else len(record.rungs)
-    return -rung_count, objective.compute_cost(math.inf if record.value is None else record.value)
+def sort_trials(trials: Iterable[Record], objective: Objective) -> list[Record]:
+    """The trials with a value, best first: complete trials, then by highest rung, then by cost.
+
+    A trial that paused at a rung has trained less.
+    """
+
+    def make_key(record: Record) -> tuple[float, float]:
+        rung_count = math.inf if record.state == DONE else len(record.rungs)
+        return -rung_count, objective.compute_cost(record.value or 0.0)
+
+    return sorted((record for record in trials if record.value is not None), key=make_key)

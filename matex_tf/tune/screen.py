@@ -40,7 +40,7 @@ class Screen:
         self._drawn_at = 0.0  # seconds of time.monotonic
         self._has_heading = False  # whether the heading of the lines is printed
         self._printed_kinds: set[str] = set()  # kinds of printed messages
-        self._console = Console(highlight=False)
+        self._console = Console(highlight=False, markup=False)
         self._live: Live | None = None  # None without a terminal
 
     def __enter__(self) -> Screen:
@@ -84,7 +84,7 @@ class Screen:
         self._printed_kinds |= {kind} - {""}
         line = f"matex tune: {text}"
         if self._live is not None:
-            self._console.print(line, markup=False, soft_wrap=True)
+            self._console.print(line, soft_wrap=True)
         else:
             print(line, file=sys.stderr, flush=True)
 

@@ -26,11 +26,11 @@ from matex_tf.tune.engines import warm_start
 from matex_tf.tune.engines.proposals import WARM, ExhaustedError, Proposals
 from matex_tf.tune.screen import Screen
 from matex_tf.tune.settings import Settings
-from matex_tf.tune.space_file import Specification
+from matex_tf.tune.space_file import SpaceError, Specification
 from matex_tf.tune.starter import RunningTrial, Starter, get_trial_folder
 from matex_tf.tune.trials.job_trial import Jobs, forget_job, has_job
 from matex_tf.tune.trials.process_trial import Processes
-from matex_tf.tune.trials.trial import DONE, OUTPUT, PAUSED, STOPPED, Outcome, Slot, hold_folder
+from matex_tf.tune.trials.trial import DONE, OUTPUT, PAUSED, STOPPED, Outcome, Slot, Trial, hold_folder
 from matex_tf.world import file_locks
 
 POLL_INTERVAL = 0.05  # seconds
@@ -80,27 +80,25 @@ class SearchLoop:
         """Run the trials. Returns the record of the best one; None if no trial has a value.
 
         Raises:
-            SearchError: the first trials fail in the same way, or the folder is in use.
+            SearchError: the first trials fail in the same way.
             DatabaseError: an outcome cannot be recorded.
         """
-        with hold_search(Path(self._search.folder)):
-            self._read_trials()
-            try:
-                self._resume_jobs()
-                while not self.stop and self._is_unfinished():
-                    self._start_trials()
-                    time.sleep(self._poll_interval)
-                    self._poll_trials()
-            finally:
-                self._end_running_trials()
-                self._proposals.close()
+        self._read_trials()
+        try:
+            self._resume_jobs()
+            while not self.stop and self._is_unfinished():
+                self._start_trials()
+                time.sleep(self._poll_interval)
+                self._poll_trials()
+        finally:
+            self._end_running_trials()
+            self._proposals.close()
         return self.best
 
     @property
     def best(self) -> Record | None:
         """The best complete trial; while there is none, the best trial of the highest rung."""
-        records = [record for record in self._records.values() if record.value is not None]
-        return min(records, key=lambda record: rungs.make_sort_key(record, self._spec.objective), default=None)
+        return next(iter(rungs.sort_trials(self._records.values(), self._spec.objective)), None)
 
     def _get_folder(self, record: Record) -> Path:
         return get_trial_folder(Path(self._search.folder), record.number)
@@ -147,7 +145,10 @@ class SearchLoop:
             self._free_slots.pop(0)
 
     def _start_trial(self, record: Record, slot: Slot) -> None:
-        self._running[record.number] = self._starter.start_trial(record, slot)
+        try:
+            self._running[record.number] = self._starter.start_trial(record, slot)
+        except SpaceError as error:  # of the user's files with placeholders, which may have changed
+            raise SearchError(str(error)) from None
         self._screen.show_start(record)
 
     def _postpone_start(self, record: Record, error: JobError) -> None:
@@ -206,11 +207,10 @@ class SearchLoop:
     def _poll_trials(self) -> None:
         """Read what running trials have logged, and record those that have ended."""
         for number, running in list(self._running.items()):
-            for line in running.trial.read_new_lines():
-                if "task" in line and not self._knows_task:
-                    self._database.note_task(self._search.id, line["task"])
-                    self._add_warm_starts()
+            running.trial.read_new_lines()
             outcome = running.trial.poll()
+            if not self._knows_task:
+                self._note_task(running.trial)
             if outcome is not None:
                 del self._running[number]
                 # More resumed jobs than slots may run. Then the end of one of them frees no slot.
@@ -285,6 +285,12 @@ class SearchLoop:
                         if outcome.state != STOPPED:  # it had ended by itself
                             self._end_trial(running, outcome)
 
+    def _note_task(self, trial: Trial) -> None:
+        """Record the task if the trial has logged it."""
+        if task := next((line["task"] for line in trial.lines if "task" in line), None):
+            self._database.note_task(self._search.id, task)
+            self._add_warm_starts()
+
     def _add_warm_starts(self) -> None:
         """Once the task is known: propose the best configurations of searches with similar tasks first, and print their
         folders. A resumed search that has tried such configurations before proposes none.
@@ -295,10 +301,10 @@ class SearchLoop:
         if not self._settings.warm_start or task is None or has_warm_trials:
             return
         other_tasks = self._database.list_other_tasks(self._search.id, self._search.objective)
-        best_configs = {
-            search_id: warm_start.sort_best_first(self._database.list_trials(search_id), self._spec.objective)
-            for search_id in other_tasks
-        }
+        best_configs = {}
+        for search_id in other_tasks:
+            trials = rungs.sort_trials(self._database.list_trials(search_id), self._spec.objective)
+            best_configs[search_id] = [record.config for record in trials]
         starts = warm_start.choose_starts(task, other_tasks, best_configs, self._spec.space)
         if self._proposals.put_first(starts.values()):
             names = [search.folder for search_id in starts if (search := self._database.find_search(search_id))]

@@ -9,10 +9,12 @@ database and its folder. `run_search` runs the remaining trials of the search in
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import signal
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -30,7 +32,7 @@ from matex_tf.tune.engines import engine
 from matex_tf.tune.engines.proposals import Proposals
 from matex_tf.tune.objective import Objective
 from matex_tf.tune.screen import Screen
-from matex_tf.tune.search import SearchLoop
+from matex_tf.tune.search import SearchLoop, hold_search
 from matex_tf.tune.settings import Settings
 from matex_tf.tune.space_file import Specification
 from matex_tf.tune.starter import get_trial_folder
@@ -104,7 +106,7 @@ def create_search(target: Sequence[str], space: str, settings: Settings, databas
 def _make_folder(target: Sequence[str], folder: str) -> Path:
     """Make `folder`, which must be new or empty; if "", a new one such as runs/tune-train-1, named after the script."""
     if not folder:
-        return run_folder.make_folder("tune-" + (target[1] if target[0] == "-m" else Path(target[0]).stem))
+        return run_folder.make_folder(f"tune-{run_folder.name_target(target)}")
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     if any(path.iterdir()):
@@ -137,6 +139,8 @@ def restore_settings(search: Search, **changed: Any) -> Settings:
     """The recorded settings of the search with the changes `changed`. Raises NoSearchError: a change is impossible."""
     # The settings were stored as JSON, which has lists in place of tuples.
     merged = {**search.settings, "run": tuple(search.settings["run"]), "rungs": tuple(search.settings["rungs"])}
+    if "name" in changed:  # recorded as seen from the user's folder
+        changed["name"] = os.path.relpath(changed["name"], merged["source"])
     if job_options := changed.pop("slurm", None):
         if merged["slurm"] is None:
             raise NoSearchError(f"its trials run here, and have no --{min(job_options).replace('_', '-')}")
@@ -174,14 +178,16 @@ def change_space(database: Database, search: Search, settings: Settings, space: 
         if other_changes and trial.state == RUNNING and not spec.space.allows(trial.config):
             failed = replace(trial, state=FAILED, kind="changed", why="what is searched has changed")
             database.update_trial(search.id, failed)
-    return database.change_space(search, space, describe_objective(spec.objective)), range_changes + other_changes
+    changed = replace(search, space=space, objective=describe_objective(spec.objective))
+    database.update_search(changed)
+    return changed, range_changes + other_changes
 
 
-def run_search(folder: Path, space: str = "", name: str = "", **changed: Any) -> SearchResult:
-    """Run the remaining trials of the search in `folder`, with the changes `changed` of its settings.
+def run_search(folder: Path, space: str = "", **changed: Any) -> SearchResult:
+    """Run the remaining trials of the search in `folder`, with the changes `changed` of its settings from now on.
 
     Args:
-        space, name: the text and the name of the space file; "": as recorded.
+        space: the text of the space file; "": as recorded.
 
     Raises:
         NoSearchError, SpaceError, DatabaseError, SearchError, ImportError, OSError, HostsError: recorded trials remain.
@@ -190,28 +196,32 @@ def run_search(folder: Path, space: str = "", name: str = "", **changed: Any) ->
         raise RuntimeError("a search runs in the main thread only: signals come to it, and trials end with it")
     started_at = time.monotonic()
     database, search = open_search(folder)
-    settings = restore_settings(search, **changed, **({"name": name} if name else {}))
-    search, space_changes = change_space(database, search, settings, space) if space else (search, [])
-    spec = space_file.read_space(search.space, settings.name)
-    earlier_trials = database.list_trials(search.id)
-    search_engine = engine.load_engine(settings.engine)(spec.space, settings.seed)
-    proposals = Proposals(search_engine, spec.space, settings.seed, [record.config for record in earlier_trials])
-    slots = settings.make_slots()  # the cores, GPUs or hosts of each concurrent trial
-    with Screen(spec.space, spec.objective, settings.trials, len(slots), earlier_trials) as screen:
-        if space_changes:
-            screen.print_line(f"goes on with {name}; {'; '.join(space_changes)}")
-        elif not space and (file := _find_changed_file(search, settings)):
-            screen.print_line(f"{file} is not as it was; the search goes on as it began (--search {file} takes it)")
-        backend = _make_backend(search, settings, screen.print_line)
-        loop = SearchLoop(database, search, settings, spec, backend, slots, proposals, screen)
+    # Hold the folder before the first change: another process may run the search.
+    with closing(database), hold_search(Path(search.folder)):
+        settings = restore_settings(search, **changed)
+        search, space_changes = change_space(database, search, settings, space) if space else (search, [])
+        spec = space_file.read_space(search.space, settings.name)
+        earlier_trials = database.list_trials(search.id)
+        search_engine = engine.load_engine(settings.engine)(spec.space, settings.seed % 2**32)
+        proposals = Proposals(search_engine, spec.space, settings.seed, [record.config for record in earlier_trials])
+        slots = settings.make_slots()  # the cores, GPUs or hosts of each concurrent trial
+        if changed:
+            search = replace(search, settings=asdict(settings))
+            database.update_search(search)
+        with Screen(spec.space, spec.objective, settings.trials, len(slots), earlier_trials) as screen:
+            if space_changes:
+                screen.print_line(f"goes on with {settings.name}; {'; '.join(space_changes)}")
+            elif not space and (file := _find_changed_file(search, settings)):
+                screen.print_line(f"{file} is not as it was; the search goes on as it began (--search {file} takes it)")
+            backend = _make_backend(search, settings, screen.print_line)
+            loop = SearchLoop(database, search, settings, spec, backend, slots, proposals, screen)
 
-        def stop_search(number: int, _frame: FrameType | None) -> None:
-            loop.stop = loop.stop or _ENDING_SIGNALS[signal.Signals(number)]  # the loop then ends the trials
+            def stop_search(number: int, _frame: FrameType | None) -> None:
+                loop.stop = loop.stop or _ENDING_SIGNALS[signal.Signals(number)]  # the loop then ends the trials
 
-        with child_process.handle_signals(_ENDING_SIGNALS, stop_search):
-            best = loop.run_trials()
-    records = database.list_trials(search.id)
-    database.close()
+            with child_process.handle_signals(_ENDING_SIGNALS, stop_search):
+                best = loop.run_trials()
+        records = database.list_trials(search.id)
     command, files = format_trial_command(folder, search, settings, spec, best) if best else ("", ())
     code = int(best is None)
     if loop.stop:  # the usual exit code of a process that a signal ends

@@ -61,10 +61,11 @@ class Number:
             rounded = round(value, _DIGITS - _find_power(self.high - self.low)) + 0.0  # never -0.0
         return min(max(rounded, self.low), self.high)
 
-    def allows(self, value: Value) -> bool:
-        """Whether the value is valid."""
-        has_type = isinstance(value, int if self.whole else (int, float)) and not isinstance(value, bool)
-        return has_type and self.low <= float(value) <= self.high
+    def allows(self, value: Value | None) -> bool:
+        """Whether the value is valid; None is not."""
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            return False
+        return (isinstance(value, int) or not self.whole) and self.low <= value <= self.high
 
     @property
     def values(self) -> list[Value] | None:
@@ -88,8 +89,8 @@ class Choice:
         """The value at the fraction `share`, 0 to 1."""
         return self.choices[min(int(share * len(self.choices)), len(self.choices) - 1)]
 
-    def allows(self, value: Value) -> bool:
-        """Whether the value is valid."""
+    def allows(self, value: Value | None) -> bool:
+        """Whether the value is valid; None is not."""
         return value in self.choices
 
     @property
@@ -139,7 +140,7 @@ class Space:
         valid: Config = {}
         for parameter in self.parameters:
             if self.is_active(parameter, valid):
-                if parameter.name not in config or not parameter.allows(config[parameter.name]):
+                if not parameter.allows(config.get(parameter.name)):
                     return False
                 valid[parameter.name] = config[parameter.name]
         return valid.keys() == config.keys()

@@ -81,6 +81,7 @@ class Starter:
                     (folder / name).unlink(missing_ok=True)
             mirror = mirror_folder(self._source, folder / PLACE, {Path(self._search.folder), self._source / "runs"})
             if not trial:
+                place.check_files(self._spec, self._source)  # the user may have changed them
                 place.fill_placeholders(folder / PLACE, self._spec, record.config)
         if mirror.folders:
             names = ", ".join(map(str, mirror.folders[:3]))

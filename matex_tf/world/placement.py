@@ -146,12 +146,12 @@ def choose_gpu(local_rank: int, count: int, visible: str | None) -> str | None:
         count: the number of GPUs of the node.
         visible: the value of CUDA_VISIBLE_DEVICES of the node; None if it is not set.
     """
-    names = _list_gpus(count, visible)
+    names = list_gpus(count, visible)
     return names[local_rank % len(names)] if len(names) > 1 else None
 
 
-def _list_gpus(count: int, visible: str | None) -> list[str]:
-    """The names of the GPUs; see `choose_gpu`."""
+def list_gpus(count: int, visible: str | None) -> list[str]:
+    """The names of a node's GPUs; see `choose_gpu`."""
     if visible is None:
         return [str(number) for number in range(count)]
     return [name.strip() for name in visible.split(",") if name.strip()]
@@ -302,11 +302,11 @@ def place_gpu(local_rank: int, local_size: int, part: str = "") -> str:
     if count == 0 and visible is None:
         return ""
     if part:
-        os.environ["CUDA_VISIBLE_DEVICES"] = visible = ",".join(choose_part(_list_gpus(count, visible), part))
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible = ",".join(choose_part(list_gpus(count, visible), part))
     chosen = choose_gpu(local_rank, count, visible)
     if chosen is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = chosen
-    if 0 < len(_list_gpus(count, visible)) < local_size:
+    if 0 < len(list_gpus(count, visible)) < local_size:
         # Ranks that share a GPU must not each take all of its memory.
         os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
     return f", GPU {chosen}" if chosen is not None else ""

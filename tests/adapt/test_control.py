@@ -85,6 +85,14 @@ def test_slices_in_parts():
     assert found and all(count % 8 == 0 for slices in found.values() for count in slices)
 
 
+def test_the_smallest_slice():
+    assert control.Control(2).compute_smallest(128) == 1
+    in_parts = control.Control(2, 16)
+    for rows in range(16, 200):
+        smallest, other = (slice_bounds.count_dealt_rows(rows, (part, 16 - part))[0] for part in (1, 2))
+        assert smallest <= in_parts.compute_smallest(rows) <= max(other, smallest)
+
+
 def test_too_few_rows_or_no_time_are_left_alone():
     assert changes([1, 9, 9], rows=5) == {}
     assert control.Control(2).choose_ratios(128, [0.0, 1.0]) is None

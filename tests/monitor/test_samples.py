@@ -166,6 +166,14 @@ def test_a_file_has_one_writer(tmp_path):
     assert [line["up"] for line in lines] == [1, 2] and lines[0]["t"] <= lines[1]["t"] <= round(time.time(), 3)
 
 
+@pytest.mark.parametrize("left", ["", '{"t":1}\n', '{"t":1}\n{"t":2,"a long line that is cut', '{"t":2,"a', "\0" * 99])
+def test_a_line_follows_the_last_whole_line(tmp_path, left):
+    (tmp_path / "a").write_text(left)
+    Log(tmp_path / "a", pytest.fail, append=True).write_line(up=3)
+    *kept, last = (tmp_path / "a").read_text().splitlines(keepends=True)
+    assert "".join(kept) == left[: left.rfind("\n") + 1] and json.loads(last)["up"] == 3 and last.endswith("\n")
+
+
 def test_a_full_disk_loses_whole_lines_and_raises_nothing(tmp_path, monkeypatch):
     reported = []
     log = Log(tmp_path / "a", reported.append)

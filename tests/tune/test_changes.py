@@ -58,6 +58,9 @@ def test_a_file_that_was_wrong_is_mended(capfd):
     assert [one.state for one in trials] == ["failed"] * 9 + ["done"] * 2
     assert [*trials[0].config, *trials[-1].config] == ["--y", "--x"]
     assert cli.main(["report", "runs/tune-train-1"]) == 0
+    assert "2 done, of 11" in Path("runs/tune-train-1/report.html").read_text(), "what was changed is recorded"
+    code, text = tune(capfd, "--resume", "runs/tune-train-1")
+    assert code == 0 and "best of 11 trials" in text and "is not as it was" not in text
 
 
 def test_ranges_may_change_and_what_trials_are_told_apart_by_may_not(capfd, monkeypatch):

@@ -12,7 +12,7 @@ import pytest
 
 from matex_tf.launch import cli
 from matex_tf.tune import database as databases
-from matex_tf.tune import setup
+from matex_tf.tune import rungs, setup
 from matex_tf.tune.database import RUNNING, Database, DatabaseError, Record
 from matex_tf.tune.engines import warm_start
 from matex_tf.tune.objective import Objective, Point
@@ -164,5 +164,5 @@ def test_what_is_begun_with():
 def test_the_best_come_first():
     values = (3.0, 1.0, None, 2.0)
     trials = [Record(place, {"x": place}, "", state="done", value=value) for place, value in enumerate(values)]
-    assert warm_start.sort_best_first(trials, Objective()) == [{"x": 1}, {"x": 3}, {"x": 0}]
-    assert warm_start.sort_best_first(trials, Objective(maximize=True)) == [{"x": 0}, {"x": 3}, {"x": 1}]
+    for objective, order in ((Objective(), [1, 3, 0]), (Objective(maximize=True), [0, 3, 1])):
+        assert [record.number for record in rungs.sort_trials(trials, objective)] == order

@@ -97,6 +97,17 @@ def test_links_stay_within_the_place_and_those_of_the_trial_are_its_own(source, 
     assert (target / "later" / "weights").exists() and (target / "data" / "new").exists()
 
 
+def test_a_link_of_the_user_stays_where_a_trial_has_led_there(source, tmp_path, monkeypatch):
+    monkeypatch.setattr(mirror, "COPIED_BYTES", 0)
+    (tmp_path / "large").write_text("x")
+    (source / "logs" / "large").symlink_to(tmp_path / "large")
+    target, made = lay_out(source, tmp_path)
+    (target / "logs").rename(target / "aside")
+    (target / "logs").symlink_to(source / "logs")
+    place.clean_folder(target, made)
+    assert (source / "logs" / "large").is_symlink()
+
+
 def test_however_many_folders_there_are_no_more_than_so_many_entries_are_copied(source, tmp_path, monkeypatch):
     monkeypatch.setattr(mirror, "ENTRIES", 40)
     for number in range(20):
@@ -159,6 +170,17 @@ def test_what_trials_share_is_said_before_one_starts(source, tmp_path, monkeypat
     search = Starter(row, asked_for, wanted, where, lambda text, *_: said.append(text))
     search.start_trial(SimpleNamespace(number=1, seconds=0, rungs=(), config={"--on": "a"}), None)
     assert said[0].startswith("trials share linked, ") and said[1:] == ["started"]
+
+
+@pytest.mark.parametrize("text, message", [("lr: 1", "is in none of conf.yaml"), ("{{lr}} {{m}}", "no placeholder m")])
+def test_no_trial_starts_without_its_values_in_a_file_that_has_changed(source, tmp_path, text, message):
+    (source / "conf.yaml").write_text(text)
+    backend = SimpleNamespace(find_trial=lambda *_: None, start_trial=lambda *_: pytest.fail("it has started"))
+    settings = SimpleNamespace(source=str(source), limit=0, rungs=())
+    row = SimpleNamespace(folder=str(tmp_path), target=["train.py"])
+    starter = Starter(row, settings, asked("files: conf.yaml\nsearch: {lr: [a, b]}"), backend, pytest.fail)
+    with pytest.raises(SpaceError, match=message):
+        starter.start_trial(SimpleNamespace(number=1, seconds=0, rungs=(), config={"lr": "a"}), None)
 
 
 @pytest.mark.parametrize("is_linked", [False, True])
@@ -225,6 +247,25 @@ def test_placeholders_are_filled_in_the_trials_own_copy(source, tmp_path, monkey
     mirror.mirror_folder(source, linked)
     place.fill_placeholders(linked, found, {"lr": 0.5, "o": "b"})
     assert "lr: 0.5" in (linked / "conf.yaml").read_text() and "{{lr}}" in (source / "conf.yaml").read_text()
+
+
+def test_placeholders_in_a_folder_that_trials_share_are_refused(source, tmp_path, monkeypatch):
+    monkeypatch.setattr(mirror, "ENTRIES", 20)
+    for number in range(30):
+        (source / "data" / str(number)).touch()
+    (source / "data" / "conf.yaml").write_text("{{lr}}")
+    target, _ = lay_out(source, tmp_path)
+    with pytest.raises(SpaceError, match="trials share data, which .* would change your data/conf.yaml"):
+        place.fill_placeholders(target, asked("files: data/conf.yaml\nsearch: {lr: [a, b]}"), {"lr": "a"})
+    assert (source / "data" / "conf.yaml").read_text() == "{{lr}}"
+
+
+def test_a_filled_file_keeps_its_mode_and_line_ends(source, tmp_path):
+    (source / "run.sh").write_bytes(b"{{lr}}\r\n")
+    (source / "run.sh").chmod(0o755)
+    target, _ = lay_out(source, tmp_path)
+    place.fill_placeholders(target, asked("files: run.sh\nsearch: {lr: [a, b]}"), {"lr": "a"})
+    assert (target / "run.sh").read_bytes() == b"a\r\n" and os.access(target / "run.sh", os.X_OK)
 
 
 @pytest.mark.parametrize(

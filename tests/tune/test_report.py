@@ -50,6 +50,19 @@ def test_what_decides_has_the_greatest_importance():
     assert set(importances(drawn(7)).values()) == {None}
 
 
+def test_equal_values_are_one_group_and_values_of_an_earlier_file_are_in_none():
+    draw = random.Random(1)
+    few = space_file.read_space("search:\n  --n: {int: [1, 2]}\n  --c: [x, y, z]\n", "a").space
+    now = space_file.read_space("search:\n  --n: {int: [1, 2]}\n  --c: [x, y]\n", "a").space
+    configs = [few.sample_config(draw) for _ in range(60)]
+    assert max(importance.measure_importance(one, configs) for one in few.parameters) < 0.1, "it is by chance"
+    valid = [config for config in configs if config["--c"] != "z"]
+    found, want = (importance.measure_importance(now.parameters[1], some) for some in (configs, valid))
+    assert found == want < 0.1
+    (number,) = space_file.read_space("search:\n  --c: {int: [1, 9]}\n", "a").space.parameters
+    assert importance.measure_importance(number, configs) is None
+
+
 def importance_of(config):
     return coordinates.compute_position(LR, config["--lr"])
 

@@ -47,12 +47,7 @@ def test_the_last_is_the_best_of_the_highest_rung():
     trials = [at(1, 0.1), at(2, 0.3, 0.4), at(3, 0.5, 0.2), at(4, 0.2, 0.1, state="failed"), Record(5, {}, "engine")]
     assert rungs.choose_best_paused(trials, LOSS).number == 3 and rungs.choose_best_paused(trials[3:], LOSS) is None
     done = at(6, 0.9, state="done")
-    assert [one.number for one in sorted([*trials[:3], done], key=lambda one: rungs.make_sort_key(one, LOSS))] == [
-        6,
-        3,
-        2,
-        1,
-    ]
+    assert [one.number for one in rungs.sort_trials([*trials[:3], done], LOSS)] == [6, 3, 2, 1]
 
 
 @pytest.mark.parametrize("text", ["", "1,3,", "a", "1,-3", "0,1", "3,3", "3,1", "1.5"])

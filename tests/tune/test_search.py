@@ -15,12 +15,15 @@ import time
 from pathlib import Path
 
 import fake_trials as fakes
+import numpy as np
 import pytest
 
 import launch
 import matex_tf
-from matex_tf.tune import setup
-from matex_tf.tune.database import Database, DatabaseError
+from matex_tf.tune import setup, space_file
+from matex_tf.tune.database import Database, DatabaseError, Record
+from matex_tf.tune.engines.random_search import RandomSearch
+from matex_tf.tune.screen import Screen
 from matex_tf.tune.search import SearchError, hold_search
 from matex_tf.tune.settings import Settings
 from matex_tf.tune.trials import trial
@@ -100,6 +103,8 @@ def test_from_the_command_line():
         (["--resume", "data"], "data is not the folder of a search"),
         (["--resume", "x", "train.py"], "--resume FOLDER goes on as it was begun"),
         (["--resume", "x", "--seed", "3"], "--resume goes on as it was begun, without --seed"),
+        (["--resume", "x", "-n", "3"], "--resume goes on as it was begun, without -n"),
+        (["--resume", "x", "--no-warm-start"], "--resume goes on as it was begun, without --no-warm-start"),
     ],
 )
 def test_wrong_words_are_answered_before_anything_starts(words, message, capsys):
@@ -194,7 +199,9 @@ def test_two_cannot_go_on_with_one_search():
     where = Path("runs/tune-train-1")
     wait_for((where / "trial-1" / "output").exists, "a trial")
     with pytest.raises(SearchError, match="another `matex tune` goes on with this search"):
-        setup.run_search(where)
+        setup.run_search(where, space="search:\n  --y: {float: [0, 1]}\n", trials=7)
+    found = setup.open_search(where)[1]
+    assert (found.space, found.settings["trials"], records(where)[0].state) == (fakes.SPACE, 50, "running")
     child.terminate()
     child.communicate(timeout=60)
     assert child.returncode == 143
@@ -218,7 +225,8 @@ REFUSES = "import sys\nprint('usage: train.py [--lr LR]')\nsys.exit('error: unre
 
 def test_if_the_first_three_fail_alike_it_stops_and_shows_why():
     Path("train.py").write_text(REFUSES)
-    where = setup.create_search(["train.py"], fakes.SPACE, Settings(source=os.getcwd(), name="space.yaml"))
+    asked = Settings(source=os.getcwd(), name="space.yaml")
+    where = setup.create_search(["train.py"], fakes.SPACE, asked, folder="two words")
     with pytest.raises(
         SearchError, match=r"(?s)trials 1, 2, 3 have failed alike \(exit code 1\).*unrecognized arguments: --x"
     ):
@@ -226,7 +234,7 @@ def test_if_the_first_three_fail_alike_it_stops_and_shows_why():
     assert [(one.state, one.why) for one in records(where)] == [("failed", "exit code 1")] * 3
     assert "unrecognized arguments" in records(where)[0].tail
     ended = tune("--resume", where)
-    assert ended.returncode == 1 and f"Once that is mended: matex tune --resume {where}" in ended.stderr
+    assert ended.returncode == 1 and "Once that is mended: matex tune --resume 'two words', " in ended.stderr
 
 
 SOME_FAIL = """
@@ -261,6 +269,15 @@ def test_none_comes_to_a_value():
     Path("train.py").write_text("import sys, os\nsys.exit(int(os.getpid()) % 100 + 1)\n")
     ended = tune("--search", "space.yaml", "--trials", "2", "train.py")
     assert ended.returncode == 1 and "no trial has come to a value" in ended.stdout
+
+
+def test_engines_get_seeds_that_numpy_takes(monkeypatch):
+    seeds = []
+    monkeypatch.setattr(
+        setup.engine, "load_engine", lambda _: lambda space, seed: seeds.append(seed) or RandomSearch(space, seed)
+    )
+    search(trials=1, seed=-1)
+    assert seeds == [2**32 - 1]
 
 
 def test_a_small_space_is_tried_whole(capfd):
@@ -304,6 +321,21 @@ def test_a_search_begins_with_what_one_of_an_alike_task_has_found(capfd):
     assert {one.origin for where in (third, other) for one in records(where)} == {"engine"}
 
 
+def test_a_task_that_an_earlier_start_has_logged_is_known():
+    where = setup.create_search(
+        ["train.py"], fakes.SPACE, Settings(trials=1, rungs=(5,), source=os.getcwd(), name="space.yaml")
+    )
+    database, found = setup.open_search(where)
+    database.add_trial(found.id, {"--x": 0.5}, "engine")
+    (where / "trial-1" / "state").mkdir(parents=True)
+    (where / "trial-1" / "noted.jsonl").write_text('{"task": {"rows": 100}}\n')
+    Path("train.py").write_text(
+        "import os\nopen(os.environ['MATEX_TRIAL'], 'a').write('{\"epoch\": 1, \"logs\": {\"val_loss\": 1}}\\n')\n"
+    )
+    assert setup.run_search(where).best.value == 1
+    assert database.read_task(found.id)["rows"] == 100
+
+
 def test_variables_and_files():
     Path("conf.json").write_text('{"rate": {{rate}}}')
     Path("train.py").write_text(
@@ -313,11 +345,15 @@ def test_variables_and_files():
         "objective: {maximize: value, regex: 'value (.*)'}\nfiles: [conf.json]\n"
         "search:\n  rate: {float: [0, 1]}\n  $SHIFT: [1, 2, 3]\n"
     )
-    _, found = search(space, trials=4, ranks=3, run=("--strategy sharded",))
+    where, found = search(space, trials=4, ranks=3, run=("--strategy sharded",))
     best = found.best
     assert best.value == pytest.approx(best.config["rate"] + float(best.config["$SHIFT"]))
     assert found.command == f"SHIFT={best.config['$SHIFT']} matex run -n 3 --strategy sharded train.py"
     assert Path(found.files[0]).read_text() == f'{{"rate": {best.config["rate"]}}}'
+    Path("conf.json").write_text("{}")
+    with pytest.raises(SearchError, match=r"\{\{rate\}\} is searched, but is in none of conf.json"):
+        setup.run_search(where, trials=5)
+    assert [one.state for one in records(where)] == ["done"] * 4 + ["running"]
 
 
 def test_in_a_terminal_the_table_is_drawn_in_place():
@@ -332,14 +368,27 @@ def test_in_a_terminal_the_table_is_drawn_in_place():
     )
 
 
+def test_choices_with_brackets_are_shown_as_they_are(capsys):
+    spec = space_file.read_space("search:\n  --x: ['[relu]', '[/relu]']\n", "space.yaml")
+    screen = Screen(spec.space, spec.objective, 2, 1)
+    for number, choice in enumerate(spec.space.parameters[0].values, 1):
+        screen.show_end(Record(number, {"--x": choice}, "engine", state="done", value=1.0), None)
+    capsys.readouterr()
+    screen._console.print(screen.draw_table(20))
+    shown = capsys.readouterr().out
+    assert "[relu]" in shown and "[/relu]" in shown
+
+
 def test_from_python():
     found = matex_tf.tune(
-        "train.py", ["--fixed=1"], search={"--x": {"float": [0.0, 1.0]}, "--flag": [True, False, None]},
+        "train.py", ["--fixed=1"], search={"--x": {"float": [0.0, 1.0]}, "--flag": [True, False, None], "--y": ["😀"]},
         objective={"minimize": "val_loss"}, trials=3, folder="mine",
     )  # fmt: skip
     assert found.folder == "mine" and found.best.config["--flag"] in ("True", "False", "None")
-    assert re.fullmatch(r"matex run -n 1 train.py --fixed=1 --x=[\d.e-]+ --flag=(True|False|None)", found.command)
-    assert matex_tf.tune("train.py", search="space.yaml", trials=1).trials == 1
+    words = r"train.py --fixed=1 --x=[\d.e-]+ --flag=(True|False|None) '--y=😀'"
+    assert re.fullmatch(f"matex run -n 1 {words}", found.command)
+    one = {"trials": np.int64(1), "parallel": np.int8(1), "ranks": np.int64(1), "seed": np.int64(3)}
+    assert matex_tf.tune("train.py", search="space.yaml", rungs=[np.int64(1)], **one).trials == 1
     for wrong, error, message in (
         ({"search": {"--x": {"flaot": [0, 1]}}}, ValueError, "search, line 4: --x: there is no word flaot"),
         ({"search": {}, "trials": 0}, ValueError, "expected trials to be a whole number, 1 or more"),

@@ -170,6 +170,8 @@ def test_the_curve_of_what_is_logged():
 def test_the_curve_of_what_is_printed():
     output = "test loss 9\r\ntest loss 7\rtest loss 5.5\r\nand nothing\r\n"
     assert Objective(regex=r"test loss ([\d.]+)").read_curve([], output) == [Point(1, 9.0), Point(2, 5.5)]
+    assert Objective(regex=r"loss (\S+)").read_curve([], "loss 3\rloss 2\r") == [Point(1, 2.0)], "nothing follows"
+    assert Objective(regex=r"loss (\S+)").read_curve([], "x" * 1_000_000 + "\nloss 2\n") == [Point(1, 2.0)]
     assert Objective(regex=r"^\d+$").read_curve([], "a 1\r\n2\r\n") == [Point(1, 2.0)]
     with pytest.raises(ValueError, match="matched 'abc', which is not a number"):
         Objective(regex="loss (.*)").read_curve([], "loss abc\n")

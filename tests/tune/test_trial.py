@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from matex_tf.launch.mpirun_command import Mpirun, choose_options
 from matex_tf.tune.objective import Objective, Point
 from matex_tf.tune.trials import slots
 from matex_tf.tune.trials.process_trial import Processes
@@ -126,7 +127,8 @@ def is_gone(process):
 
 
 def test_what_a_trial_has_for_itself(tmp_path, monkeypatch):
-    for name in ("OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMIX_RANK", "MATEX_RECORD", "MATEX_STATE", "MATEX_TRIAL"):
+    names = {"OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMIX_RANK", "MATEX_RECORD", "MATEX_STATE", "MATEX_LOG_DIR"}
+    for name in (*names, "MATEX_TRIAL"):
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("OMPI_MCA_btl", "self")
     cpu = max(os.sched_getaffinity(0))
@@ -136,8 +138,10 @@ def test_what_a_trial_has_for_itself(tmp_path, monkeypatch):
     cpus, environment, folder = json.loads((tmp_path / "output").read_text())
     assert cpus == [cpu] and folder == str(tmp_path / "place")
     assert environment["SEED"] == "3" and environment["CUDA_VISIBLE_DEVICES"] == "1,3"
+    options = choose_options(Mpirun("mpirun", "Open MPI", "5.0"), 2, 2, False, ["--host", "a,b"], environment)
+    assert "-x SEED" in " ".join(options), "ranks on other hosts have it, too"
     assert environment["OMPI_MCA_btl"] == "self" and environment["MATEX_TRIAL"] == str(tmp_path / "noted.jsonl")
-    assert not {"OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMIX_RANK", "MATEX_RECORD", "MATEX_STATE"} & environment.keys()
+    assert not names & environment.keys()
 
 
 def test_a_folder_is_held_by_the_trial_that_runs_there(tmp_path, monkeypatch):
@@ -154,10 +158,13 @@ def test_a_folder_is_held_by_the_trial_that_runs_there(tmp_path, monkeypatch):
 def test_half_a_line_is_read_once_it_is_whole(tmp_path):
     trial = start(tmp_path, "time.sleep(100)")
     (tmp_path / "noted.jsonl").write_text('{"epoch": 1}\n{"epo')
-    assert trial.read_new_lines() == [{"epoch": 1}]
+    trial.read_new_lines()
+    assert trial.lines == [{"epoch": 1}]
     with (tmp_path / "noted.jsonl").open("a") as file:
         file.write('ch": 2}\n')
-    assert trial.read_new_lines() == [{"epoch": 2}] and trial.read_new_lines() == []
+    for _ in range(2):
+        trial.read_new_lines()
+        assert trial.lines == [{"epoch": 1}, {"epoch": 2}]
     trial.stop_trial("")
     assert end_of(trial).state == STOPPED
 
@@ -167,7 +174,19 @@ def test_cores_and_gpus_are_dealt():
     dealt = slots.deal_slots(cores, ["0", "1", "2"], 2)
     assert [slot.cpus for slot in dealt] == [(0, 4, 1, 5), (2, 6, 3, 7)]
     assert [slot.gpus for slot in dealt] == [("0", "2"), ("1",)]
-    assert slots.deal_slots(cores[:1], ["0"], 2) == [Slot((0, 4)), Slot((0, 4))], "what is too little is shared"
+    shared = slots.deal_slots(cores[:1], ["0", "1"], 3)
+    assert [slot.cpus for slot in shared] == [(0, 4)] * 3, "what is too little is shared"
+    assert [slot.gpus for slot in shared] == [("0", "1"), ("1", "0"), ("0", "1")]
+    assert slots.deal_slots(cores[:1], [], 2) == [Slot((0, 4))] * 2
+
+
+@pytest.mark.parametrize("visible, gpus", [(None, [("0",), ("1",)]), ("2, 5", [("2",), ("5",)]), ("", [(), ()])])
+def test_trials_share_the_gpus_that_are_visible(monkeypatch, visible, gpus):
+    monkeypatch.setattr(slots.placement, "count_gpus", lambda: 2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert [slot.gpus for slot in slots.make_slots(2, 1, [], "")] == gpus
 
 
 HOSTS = [Host("a", 2), Host("b", 2), Host("c", 4)]

@@ -23,7 +23,7 @@ class Engine(Protocol):
 
 
 NAMES = {"random": "random_search", "smac": "smac_forest", "tpe": "optuna_tpe"}
-"""The module of each engine; its `make(space, seed)` creates the engine."""
+"""The module of each engine; its `make(space, seed)` creates the engine. Seeds are from 0 to 2**32 - 1."""
 _PACKAGES = {"smac": "SMAC3", "tpe": "Optuna"}
 
 

@@ -11,8 +11,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from matex_tf.tune.objective import Objective
-from matex_tf.tune.rungs import make_sort_key
 from matex_tf.tune.space import Config, Space
 
 TASKS = 4
@@ -56,9 +54,3 @@ def choose_starts(
         if config is not None and config not in starts.values():
             starts[number] = config
     return starts
-
-
-def sort_best_first(trials: Sequence[Any], objective: Objective) -> list[Config]:
-    """The configurations of trials with a value, best first. All complete trials come before paused ones."""
-    with_value = [record for record in trials if record.value is not None]
-    return [record.config for record in sorted(with_value, key=lambda record: make_sort_key(record, objective))]

@@ -20,7 +20,7 @@ _GROUPS, _MIN_GROUP = 5, 4  # groups of a range at most, and trials in a group a
 def measure_importance(parameter: Parameter, configs: Sequence[Config]) -> float | None:
     """The share of the variance of the trials' ranking that `parameter` explains by itself, from 0 to 1.
 
-    The trials with a value of the parameter are divided into groups: by choice, or by value into groups of equal size.
+    The trials with a valid value are divided into groups: by choice, or by value into groups of about equal size.
     The share is 1 - (W / (n - k)) / (T / (n - 1)), the part of the variance that exceeds chance. W is the sum of the
     squared differences between a trial's rank and the mean rank of its group, over k groups. T is the same sum with all
     n trials as one group. Ranks are used instead of results, because a few diverged trials would otherwise dominate.
@@ -32,7 +32,8 @@ def measure_importance(parameter: Parameter, configs: Sequence[Config]) -> float
     Returns:
         None if there are too few trials, or only one group.
     """
-    values = [config[parameter.name] for config in configs if parameter.name in config]
+    # Trials of an earlier space file may have other values.
+    values = [config[parameter.name] for config in configs if parameter.allows(config.get(parameter.name))]
     if len(values) < MIN_TRIALS:
         return None
     groups = _group_ranks(parameter, values)
@@ -49,8 +50,10 @@ def _sum_squares(ranks: np.ndarray) -> float:
 
 def _group_ranks(parameter: Parameter, values: Sequence[object]) -> list[np.ndarray]:
     """The ranks of each group's trials: the indices of `values`, which are sorted by result."""
-    if isinstance(parameter, Choice):
-        groups = [np.array([i for i, value in enumerate(values) if value == choice]) for choice in parameter.choices]
-        return [group for group in groups if len(group)]
-    order = np.argsort(np.array(values, dtype=float), kind="stable")
-    return np.array_split(order, min(max(len(values) // _MIN_GROUP, 2), _GROUPS))
+    labels = np.array(values)
+    if not isinstance(parameter, Choice):
+        ordered, count = np.sort(labels), min(max(len(values) // _MIN_GROUP, 2), _GROUPS)
+        # Equal numbers have one place in the order, the middle of their places, and so are in one group.
+        places = (np.searchsorted(ordered, labels) + np.searchsorted(ordered, labels, "right") - 1) / 2
+        labels = (places * count / len(values)).astype(int)
+    return [np.flatnonzero(labels == label) for label in np.unique(labels)]

@@ -38,7 +38,8 @@ def format_page(folder: Path) -> str:
     settings = setup.restore_settings(search)
     spec = space_file.read_space(search.space, settings.name)
     objective = spec.objective
-    ordered = sort_trials(trials, objective)
+    # The trials with a value, best first, and then the failed ones:
+    ordered = [*rungs.sort_trials(trials, objective), *(trial for trial in trials if trial.state == FAILED)]
     best = ordered[0] if ordered and ordered[0].value is not None else None
     command, files = setup.format_trial_command(folder, search, settings, spec, best) if best else ("", ())
     states = Counter(trial.state for trial in trials)
@@ -70,17 +71,6 @@ def format_page(folder: Path) -> str:
         _format_table(spec.space, ordered, objective),
     ]  # fmt: skip
     return assemble_page(title, body, figures.charts)
-
-
-def sort_trials(trials: Sequence[Record], objective: Objective) -> list[Record]:
-    """The trials with a value, best first, and then the failed ones.
-
-    Complete trials come before trials that paused at a rung (a number of epochs), which have trained less.
-    """
-    valued = sorted(
-        (trial for trial in trials if trial.value is not None), key=lambda trial: rungs.make_sort_key(trial, objective)
-    )
-    return [*valued, *(trial for trial in trials if trial.state == FAILED)]
 
 
 def _name_trial(record: Record) -> str:

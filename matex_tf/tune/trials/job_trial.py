@@ -7,6 +7,7 @@ that wrote no exit code.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import time
@@ -196,8 +197,11 @@ class Jobs:
         """The trial whose job a killed search has submitted; None if there is none. Raises JobError."""
         if not has_job(folder):
             return None
-        # The id of the job: from the note of the search, else from the job itself, else from Slurm's queue.
-        job_id = run_folder.read_note(folder)[1].id if (folder / run_folder.NOTE).is_file() else ""
+        # The id of the job: from the note of the search, else from the job itself, else from Slurm's queue. A full disk
+        # leaves incomplete notes.
+        job_id = ""
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            job_id = run_folder.read_note(folder)[1].id
         if not job_id and (folder / BEGAN).is_file():
             job_id = (folder / BEGAN).read_text().strip()
         if not job_id:  # the search was killed while it submitted the job

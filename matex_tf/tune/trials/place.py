@@ -4,6 +4,7 @@ and the values passed to its script: as options, as environment variables, or by
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -20,12 +21,11 @@ _PLACEHOLDER = re.compile(r"\{\{\s*([A-Za-z_]\w*)\s*\}\}")
 def clean_folder(place: Path, mirror: Mirror) -> None:
     """Remove everything from `place` that the trial has not written: links and unchanged copies of the user's files."""
     for path, link_target in mirror.links.items():
-        if path.is_symlink() and os.readlink(path) == link_target:
+        if path.is_symlink() and os.readlink(path) == link_target and not _is_below_link(path, place):
             path.unlink()
     for path, stamp in mirror.copies.items():
-        # The trial may have replaced a folder by a link. A file below that link is not the mirror's copy.
-        is_below_link = path.resolve() != place.resolve() / path.relative_to(place)
-        if not is_below_link and path.is_file() and read_stamp(path) == stamp:
+        is_copy = path.is_file() and not path.is_symlink() and read_stamp(path) == stamp
+        if is_copy and not _is_below_link(path, place):
             path.unlink()
     for parent, names, _ in os.walk(place, topdown=False):
         for path in (Path(parent, name) for name in names):
@@ -33,8 +33,14 @@ def clean_folder(place: Path, mirror: Mirror) -> None:
                 continue
             if path.name == "__pycache__":
                 shutil.rmtree(path, ignore_errors=True)
-            elif not any(path.iterdir()):
-                path.rmdir()
+            else:
+                with contextlib.suppress(OSError):  # it is not empty
+                    path.rmdir()
+
+
+def _is_below_link(path: Path, place: Path) -> bool:
+    """Whether `path` is below a link by which the trial has replaced a folder of `place`."""
+    return path.parent.resolve() != place.resolve() / path.parent.relative_to(place)
 
 
 # Values passed to the script
@@ -64,14 +70,23 @@ def fill_placeholders(place: Path, spec: Specification, config: Config) -> None:
     """Replace the placeholders in the trial's own copies of the files by values.
 
     A parameter whose condition does not hold is not in `config`. Its placeholder becomes its text `otherwise`.
+
+    Raises:
+        SpaceError: a file is in a folder that all trials share.
     """
     values = {parameter.name: parameter.otherwise or "" for parameter in spec.space.parameters}
     values |= {name: format_value(value) for name, value in config.items()}
     for name in spec.files:
-        path = place / name
-        text = path.read_text(encoding="utf-8")
-        path.unlink()  # it may be a link to the user's file, which must not change
-        path.write_text(_PLACEHOLDER.sub(lambda match: values[match[1]], text), encoding="utf-8")
+        path, filled = place / name, place.with_name("filled")
+        if not path.parent.resolve().is_relative_to(place.resolve()):  # a folder that is too large for a copy
+            raise SpaceError(
+                f"files: trials share {path.parent.relative_to(place)}, which is too large for a copy each, and would "
+                f"change your {name}. Move it to a smaller folder"
+            )
+        text = path.read_bytes().decode()
+        filled.write_bytes(_PLACEHOLDER.sub(lambda match: values[match[1]], text).encode())
+        shutil.copymode(path, filled)
+        filled.replace(path)  # which may be a link to the user's file
 
 
 def check_files(spec: Specification, source: Path) -> None:

@@ -45,6 +45,7 @@ class ProcessTrial(Trial):
         self._started_at = time.monotonic()
         environment = remove_own_variables(task_environment.remove_task_variables(os.environ))
         environment |= make_variables(folder, variables, rules.pause)
+        environment["MATEX_PASSED"] = " ".join(variables)
         if slot.gpus:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(slot.gpus)
         if slot.part:  # such as "1/2": two trials share the hosts
@@ -106,6 +107,5 @@ class Processes:
         options = list(self.options)
         if slot.hosts:
             options = host_lists.replace_hosts(self.options, slot.hosts, mpirun_options.OPENMPI)
-            options += [word for name in variables for word in ("-x", name)]  # ranks on other hosts need them
         command = [*self.matex, "run", "-n", str(self.ranks), *options, *target]
         return ProcessTrial(folder, command, variables, rules, slot)

@@ -19,12 +19,14 @@ class HostsError(ValueError):
 
 def deal_slots(cores: Sequence[placement.Core], gpus: Sequence[str], parallel: int) -> list[Slot]:
     """Make `parallel` slots with separate cores and GPUs. If there are fewer cores than slots, each slot has all cores;
-    likewise for GPUs.
+    likewise for GPUs, in another order for each slot: a script begins with the first one.
     """
     slots = []
     for index in range(parallel):
         cpus = tuple(cpu for core in placement.choose_cores(cores, index, parallel) for cpu in core)
-        slots.append(Slot(cpus, tuple(gpus[index::parallel]) if len(gpus) >= parallel else ()))  # (): all GPUs
+        start = index % max(len(gpus), 1)
+        own_gpus = gpus[index::parallel] if len(gpus) >= parallel else [*gpus[start:], *gpus[:start]]
+        slots.append(Slot(cpus, tuple(own_gpus)))
     return slots
 
 
@@ -54,8 +56,7 @@ def make_slots(parallel: int, ranks: int, options: Sequence[str], folder: str) -
     is_only_here = not hosts or (len(hosts) == 1 and is_here(hosts[0]))
     # A single trial needs no hosts in its slot, even if there are several: its `matex run` finds all of them itself.
     if parallel == 1 or is_only_here:
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        gpus = visible.split(",") if visible else [str(number) for number in range(placement.count_gpus())]
+        gpus = placement.list_gpus(placement.count_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"))
         # A single trial gets no list of GPUs: it sees all of them.
         return deal_slots(placement.list_cores(), gpus if parallel > 1 else [], parallel)
     slots = deal_hosts(hosts, parallel)

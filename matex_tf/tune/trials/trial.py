@@ -144,19 +144,17 @@ class Trial(ABC):
         # A line of `fit` names its call of `fit`; a line of a reported value does not.
         return sum("call" in line for line in drop_repeated(self.lines))
 
-    def read_new_lines(self) -> list[dict[str, Any]]:
-        """The lines that the trial has logged since the last call."""
+    def read_new_lines(self) -> None:
+        """Add the lines that the trial has logged since the last call to `lines`."""
         path = self.folder / NOTED
         if not path.is_file():
-            return []
+            return
         with path.open("rb") as file:
             file.seek(self._bytes_read)
             new_bytes = file.read()
         complete = new_bytes[: new_bytes.rfind(b"\n") + 1]
         self._bytes_read += len(complete)
-        new_lines = [json.loads(line) for line in complete.splitlines()]
-        self.lines += new_lines
-        return new_lines
+        self.lines += map(json.loads, complete.splitlines())
 
     def judge_outcome(self, code: int, reason: str = "") -> Outcome:
         """The outcome of a trial that has ended with exit code `code`, from its output and its logged lines.
@@ -234,7 +232,7 @@ def hold_folder(
 
 _OWN_VARIABLES = (
     "MATEX_PROOF", "MATEX_STATE", "MATEX_PAUSE", "MATEX_RECORD", "MATEX_TRIAL", "MATEX_CHECK", "MATEX_PLAN",
-    "MATEX_TIMELINE",
+    "MATEX_TIMELINE", "MATEX_LOG_DIR",
 )  # fmt: skip
 
 
