@@ -84,6 +84,20 @@ def test_run_takes_a_module_and_options_for_mpirun(tmp_path):
     assert result.stdout.count("on value a") == 2
 
 
+@pytest.mark.parametrize("target, safe", [("links/x.py", ""), ("links/x.py", "1"), ("app", "")])
+def test_modules_are_found_where_python_finds_them(tmp_path, target, safe):
+    """`x.py` is a link; a script that is started by it imports what lies next to the file. `app` is a folder."""
+    for name in ("real", "links", "app"):
+        (tmp_path / name).mkdir()
+    for name in ("real/x.py", "app/__main__.py"):
+        (tmp_path / name).write_text("import sys\nprint(sys.path, __file__)\n")
+    (tmp_path / "links" / "x.py").symlink_to(tmp_path / "real" / "x.py")
+    ways = ([sys.executable, *way, target] for way in ([], ["-m", "matex_tf"]))
+    environment = launch.environment({"PYTHONSAFEPATH": safe})
+    alone, ours = (launch.execute(words, environment, 60, tmp_path).check().stdout for words in ways)
+    assert ours == alone
+
+
 @pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_output_is_streamed_and_an_interrupt_ends_all(tmp_path, number, code):
     script = tmp_path / "sleep.py"
