@@ -211,7 +211,7 @@ def _suggest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
 def _start_ranks(run: Run, report: Callable[[str], None]) -> int:
     """Run the script with or without restarts. Returns the exit code. `report` receives messages about restarts."""
     shared_folder = run_options.choose_shared(run, os.environ)  # a folder that all hosts see; None: one host only
-    is_resumable = bool(run.restarts) or "MATEX_STATE" in os.environ
+    is_resumable = bool(run.restarts or os.environ.get("MATEX_STATE"))
     run = run_options.settle_strategy(run, os.environ) if is_resumable else run
     # The hosts. With `--adapt=ranks`, host files are read again during the run, for hosts that come and go.
     places = Places(Attempt(run.ranks, run.options), command_line.find_mpirun(), follows_files=run.adapt == "ranks")

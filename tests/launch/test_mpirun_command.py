@@ -157,6 +157,9 @@ def test_with_several_hosts_nothing_follows_from_the_cores_here(given, environme
     assert "OVERSUBSCRIBE" not in words and "yield" not in words
     assert "--prtemca oob_tcp_keepalive_time 5" in words, "else mpirun waits hours for a host that is lost"
     assert "-x MATEX_SCALING" in words, "Open MPI exports no variable to other hosts by itself"
+    given = f"{given} -x MATEX_SCALING=weak"
+    words = line(OPENMPI_5, 16, 2, given=given, environment={**environment, "MATEX_SCALING": "strong"})
+    assert words.count("MATEX_SCALING") == 1, "of two values Open MPI takes the first"
 
 
 @pytest.mark.parametrize("mpirun", [OPENMPI_5, OPENMPI_4])

@@ -336,7 +336,13 @@ def test_what_is_asked(tmp_path, monkeypatch, capsys):
     assert cli.parse_run("--restarts 3 -n 2 train.py --restarts 5".split()).restarts == 3
     assert cli.main("run --restarts=3 -n 2 --dry-run train.py".split()) == 0
     assert f"MATEX_STATE={restarts.name_state_folder(['train.py'])}" in capsys.readouterr().out
+    monkeypatch.setenv("MATEX_STATE", "")  # no state is kept, unless a restart needs it
+    assert cli.main("run --restarts=3 -n 2 --dry-run train.py".split()) == 0
+    assert f"MATEX_STATE={restarts.name_state_folder(['train.py'])}" in capsys.readouterr().out
     assert not list(Path(tmp_path).iterdir())
+    (tmp_path / "train.py").touch()
+    monkeypatch.setattr(process, "run_to_end", lambda *_: 77)
+    assert cli.main("run -n 2 train.py".split()) == 77, "it waits for no restart"
 
 
 def test_the_file_of_a_script_is_found_however_it_is_started(tmp_path, monkeypatch):
