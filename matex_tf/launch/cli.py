@@ -137,7 +137,10 @@ def run_script(ctx: click.Context, /, **_: Any) -> int:
         from matex_tf.launch import check_run  # this imports numpy
 
         shared_folder = run_options.choose_shared(run, os.environ)
-        alone, together = [sys.executable, "-m", "matex_tf"], command_line.make_command_line(replace(run, target=[]))
+        os.environ.pop("MATEX_STATE", None)  # first steps are compared; a saved state stays as it is
+        environment = {**os.environ, "MATEX_CHECK": ""}  # `check_run` sets it, and mpirun forwards it to other hosts
+        alone = [sys.executable, "-m", "matex_tf"]
+        together = command_line.make_command_line(replace(run, target=[], environment=environment))
         return check_run.check_script(run.ranks, run.target, alone, together, run.steps, run.share, shared_folder)
     display: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if run.live:
