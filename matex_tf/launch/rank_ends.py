@@ -35,15 +35,17 @@ class RankEnds:
             os.close(pidfd)
 
     def look_for_ranks(self) -> bool:
-        """Watch new ranks. Returns whether ranks may still be missing."""
+        """Watch new ranks. Returns whether ranks of this host may still be missing."""
         if self._may_be_missing:
-            known = {record.process for record in self._records.values()}
-            for record in rank_records.read_records(self._folder):
+            begun = [record for record in rank_records.read_records(self._folder) if record.process]
+            known, namespace = {record.process for record in self._records.values()}, rank_records.read_namespace()
+            for record in begun:
                 # Equal namespaces: the process runs on this host, and `record.process` is its number here.
-                if record.namespace == rank_records.read_namespace() and record.process not in known:
+                if record.namespace == namespace and record.process not in known:
                     self._watch_rank(record)
             local_size = next((record.local_size for record in self._records.values()), 1)  # 1: none is known yet
-            self._may_be_missing = len(self._records) < local_size
+            size = max((record.size for record in begun), default=1)
+            self._may_be_missing = len(self._records) < local_size and len(begun) < size
         return self._may_be_missing
 
     def _watch_rank(self, record: Record) -> None:
