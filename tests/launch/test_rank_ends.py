@@ -19,7 +19,14 @@ pytestmark = pytest.mark.waits
 
 
 def note(folder, rank, process, **other):
-    said = {"rank": rank, "size": 3, "local_size": 3, "process": process, "namespace": rank_records.read_namespace(), **other}
+    said = {
+        "rank": rank,
+        "size": 3,
+        "local_size": 3,
+        "process": process,
+        "namespace": rank_records.read_namespace(),
+        **other,
+    }
     (folder / f"rank-{rank}").write_text(json.dumps(said))
 
 
