@@ -101,6 +101,13 @@ def test_a_state_is_found_again_by_the_same_command_only(tmp_path, monkeypatch):
         monkeypatch.delenv(name)
 
 
+def test_words_that_are_no_utf_8_name_a_state(monkeypatch):
+    words = [os.fsdecode(b"caf\xe9.py")]
+    monkeypatch.setattr(sys, "orig_argv", ["python", *words])
+    assert restarts.name_state_folder(words) != restarts.name_state_folder(["caf.py"])
+    assert script_file.digest_script() == script_file.digest_script()
+
+
 HOSTS = [host_lists.Host("a", 2), host_lists.Host("b", 2), host_lists.Host("c", 4)]
 
 
