@@ -196,7 +196,7 @@ def show_settings(name: str | None) -> int:
         value = getattr(chosen, setting.name)
         text = str(int(value) if isinstance(value, bool) else value)
         table.add_row(setting.variable, text, source, setting.values)
-    Console().print(table)
+    Console(markup=False, emoji=False).print(table)  # values stay as they are, such as the folder /runs/[1]
     return 0
 
 

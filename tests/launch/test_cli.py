@@ -136,11 +136,13 @@ def test_help_and_version(capsys):
 
 def test_settings_are_listed_with_where_they_come_from(capsys, monkeypatch):
     monkeypatch.setenv("MATEX_OVERLAP", "ON")
+    monkeypatch.setenv("MATEX_STATE", "[b]:b:[/b]")
     monkeypatch.setenv("COLUMNS", "120")
     assert cli.main(["settings"]) == 0
     rows = [re.split(r"[│┃]", line) for line in capsys.readouterr().out.splitlines()]
     shown = {row[1].strip(): [cell.strip() for cell in row[2:4]] for row in rows if len(row) > 4}
     assert shown["MATEX_OVERLAP"] == ["on", "environment"] and shown["MATEX_SCALING"] == ["strong", "default"]
+    assert shown["MATEX_STATE"] == ["[b]:b:[/b]", "environment"]
     assert {one.variable for one in settings.TABLE} < set(shown)
     assert cli.main(["settings", "overlap"]) == 0
     assert next(one.meaning for one in settings.TABLE if one.name == "overlap") in capsys.readouterr().out
