@@ -151,7 +151,9 @@ def test_a_process_alone_has_the_pages_that_it_has_without_us():
     assert "hugetlb" not in line(OPENMPI_5, 1, 8)
 
 
-@pytest.mark.parametrize("given, environment", [("--host a:8,b:8", {}), ("", {"SLURM_JOB_ID": "1"})])
+@pytest.mark.parametrize(
+    "given, environment", [("--host a:8,b:8", {}), ("", {"SLURM_JOB_ID": "1"}), ("", {"PE_HOSTFILE": "a"})]
+)
 def test_with_several_hosts_nothing_follows_from_the_cores_here(given, environment):
     words = line(OPENMPI_5, 16, 2, given=given, environment={**environment, "MATEX_SCALING": "weak"})
     assert "OVERSUBSCRIBE" not in words and "yield" not in words
