@@ -8,6 +8,7 @@ queueing network (`planner.papers`, `planner.queueing`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -224,10 +225,13 @@ def _show_servers(plan: plan_file.Plan | None, ranks: Sequence[int] | None, opti
         lemma = htc.servers(workers, transferring / 2, ratio, computing)
         cells = []
         for estimate in (lemma, xai.servers(workers, share, ratio), Estimate(least)):
-            servers = int(estimate.value)
+            # With more servers than `workers / ratio` the efficiency is the same. A formula may give infinitely many.
+            servers = int(min(estimate.value, ceil(workers / ratio)))
             efficiency = queueing.compute_efficiency(workers, servers, computing, transferring, ratio)
             outside = f"\n[red]outside its domain:[/] {estimate.outside}" if estimate.outside else ""
-            cells.append(f"{estimate.value:.0f} ({efficiency:.0%}){outside}")
+            cells.append(
+                f"{estimate.value:{'.0f' if servers == estimate.value else '.4g'}} ({efficiency:.0%}){outside}"
+            )
         table.add_row(str(workers), f"{share:.3f}", *cells)
     console = Console()
     console.print(table)
