@@ -6,6 +6,7 @@ order in which they ended. One query at the end of the run therefore suffices.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import select
 import signal
@@ -13,6 +14,8 @@ import signal
 from matex_tf.runtime import rank_records
 from matex_tf.runtime.rank_records import Record
 
+# The kernel's number of pidfd_open. Pythons that are built with old headers, such as conda's, have no os.pidfd_open.
+_SYS_PIDFD_OPEN = 434
 # Signals that end a process at a fault. MPICH's mpirun returns their plain numbers.
 _SIGNALS = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL}
 
@@ -49,9 +52,8 @@ class RankEnds:
         return self._may_be_missing
 
     def _watch_rank(self, record: Record) -> None:
-        try:
-            pidfd = os.pidfd_open(record.process)
-        except OSError:  # the process has ended, or the kernel lacks pidfd_open
+        pidfd = ctypes.CDLL(None).syscall(_SYS_PIDFD_OPEN, record.process, 0)
+        if pidfd < 0:  # the process has ended, or the kernel lacks the call
             return
         self._records[pidfd] = record
         self._exits.register(pidfd, select.EPOLLIN)
