@@ -12,7 +12,6 @@ import os
 import re
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -253,14 +252,14 @@ def check_script(
     """
     with (
         child_process.handle_signals((signal.SIGTERM, signal.SIGHUP), child_process.exit_for_signal),
-        tempfile.TemporaryDirectory(prefix="matex-check-", dir=parent) as temporary,
+        started.make_place(parent, "matex-check-") as temporary,
     ):
         outcomes = []
-        folder = Path(temporary, "run")  # the same path for both runs, because a script may print it
+        folder = temporary / "run"  # the same path for both runs, because a script may print it
         for name, command, size in (("alone", alone, 1), (f"on {ranks} ranks", together, ranks)):
             print(f"matex: {steps} steps {name} ...", flush=True)
             outcomes.append(run_once(command, target, str(steps), folder, Path.cwd(), size, may_share))
-            folder.rename(Path(temporary, name))
+            folder.rename(temporary / name)
             if name == "alone" and outcomes[0].code:
                 print(
                     f"matex: the script failed alone. It ran as a copy at {folder / 'place'}, and the folders above "
