@@ -115,6 +115,9 @@ def choose_options(
         variables |= start_variables.LARGE_PAGES
     if not user_binds:
         variables["MATEX_PLACEMENT"] = "spread"
+    if mpirun.family == mpirun_options.INTEL:
+        variables |= {} if user_binds else {"I_MPI_PIN": "0"}
+        variables |= {"I_MPI_THREAD_YIELD": "2"} if is_full else {}
     # What the user has set takes precedence, also by an option.
     variables = {name: value for name, value in variables.items() if name not in user_variables}
     options: list[str] = []
@@ -142,12 +145,7 @@ def choose_options(
                 if name.startswith("MATEX_") or name == "PYTHONHASHSEED":
                     options += ["-x", name]
     else:  # Intel MPI, MPICH and unknown families, which take variables by -genv
-        if mpirun.family == mpirun_options.INTEL:
-            if not user_binds:
-                variables.setdefault("I_MPI_PIN", "0")
-            if is_full:
-                variables.setdefault("I_MPI_THREAD_YIELD", "2")
-        elif mpirun.family == mpirun_options.MPICH and not user_binds:
+        if mpirun.family == mpirun_options.MPICH and not user_binds:
             options += ["-bind-to", "none"]
         for name, value in variables.items():
             options += ["-genv", name, value]

@@ -130,6 +130,8 @@ def test_variables_that_the_user_set_are_kept():
     full = {"OMPI_MCA_mpi_yield_when_idle": "0", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     words = line(OPENMPI_5, 2, 2, root=True, environment=full)
     assert "yield" not in words and "root" not in words
+    assert "I_MPI" not in line(INTEL, 4, 2, environment={"I_MPI_PIN": "1", "I_MPI_THREAD_YIELD": "0"})
+    assert line(INTEL, 4, 2, given="-genv I_MPI_PIN 1").count("I_MPI_PIN") == 1
 
 
 @pytest.mark.parametrize(
