@@ -66,4 +66,5 @@ def handle_signals(numbers: Iterable[int], handler: Callable[[int, FrameType | N
 
 def exit_for_signal(number: int, _frame: FrameType | None) -> NoReturn:
     """A handler of signals that lets contexts and `finally` clean up. Raises SystemExit with the shell's exit code."""
+    signal.signal(number, signal.SIG_IGN)  # the same signal does not interrupt that
     raise SystemExit(128 + number)
