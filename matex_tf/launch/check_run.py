@@ -43,7 +43,7 @@ class Outcome:
     code: int
     seconds: float
     printed: list[str]  # see `list_final_lines`
-    files: dict[str, int]  # written files: size in bytes by path
+    files: set[str]  # the paths of written files
     figures: list[list[float]]  # loss and metrics of each training step
     weights: list[np.ndarray]  # of rank 0, after the last step
     agree: bool  # all ranks have recorded the same weights, bit for bit
@@ -141,11 +141,7 @@ def run_once(
     seconds = time.monotonic() - started_at
     for path in mirror.list_changed_originals():
         print(f"matex: {path} has changed during the check: it is the original, not a copy", flush=True)
-    files = {
-        name: size
-        for name, (size, time_changed) in list_files(copy).items()
-        if files_before.get(name) != (size, time_changed)
-    }
+    files = {name for name, stamp in list_files(copy).items() if files_before.get(name) != stamp}
     records = [_read_record(file) for file in sorted(notes.glob("rank-*.npz"))]
     figures, weights = records[0] if records else ([], [])
     return Outcome(
@@ -216,7 +212,7 @@ def _compare_printed_lines(alone: Sequence[str], together: Sequence[str]) -> Row
 
 
 def _compare_files(alone: Outcome, together: Outcome) -> Row:
-    in_one_only = sorted(set(alone.files) ^ set(together.files))
+    in_one_only = sorted(alone.files ^ together.files)
     note = f"only in one: {', '.join(in_one_only[:3])}" if in_one_only else ""
     if alone.shared and not in_one_only:
         note = f"less those in {', '.join(alone.shared[:3])}: too many files for a copy, so the originals are used"

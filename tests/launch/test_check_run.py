@@ -70,7 +70,7 @@ def test_overwritten_lines_are_read_as_they_end(tmp_path):
 
 
 def outcome(**changes):
-    same = check_run.Outcome(0, 1.0, ["a 1"], {"f": 1}, [[0.5]], [np.ones(3)], True)
+    same = check_run.Outcome(0, 1.0, ["a 1"], {"f"}, [[0.5]], [np.ones(3)], True)
     return dataclasses.replace(same, **changes)
 
 
@@ -88,7 +88,7 @@ def outcome(**changes):
         ({"agree": False}, "weights of all ranks", "differs"),
         ({"printed": []}, "lines printed", "differs"),
         ({"printed": ["a 1", "b"]}, "lines printed", "differs"),
-        ({"files": {}}, "files written", "differs"),
+        ({"files": set()}, "files written", "differs"),
     ],
 )
 def test_what_differs_is_named(changes, what, verdict):
