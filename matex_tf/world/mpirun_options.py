@@ -20,7 +20,8 @@ WORDS_AFTER = {
         "n np c x host H hosts hostfile machinefile f map-by bind-to rank-by wdir wd path prefix timeout output stdin "
         "N npernode npersocket ppn perhost tune personality with-ft cpu-set cpu-list rankfile rf report-uri "
         "output-filename app dvm display runtime-options default-hostfile add-hostfile add-host pset genvlist envlist "
-        "iface launcher launcher-exec rmk bootstrap outfile-pattern errfile-pattern membind forward-signals tmpdir"
+        "iface launcher launcher-exec rmk bootstrap outfile-pattern errfile-pattern membind forward-signals tmpdir am "
+        "launch-agent preload-files bootstrap-exec"
     ).split(),
     2: "mca gmca prtemca pmixmca omca genv env".split(),
 }

@@ -77,6 +77,9 @@ def test_mpirun_is_looked_for_beside_the_library_first():
         ("-m package.module -x", "", "-m package.module -x"),
         ("--host a -m package.module", "--host a", "-m package.module"),
         ("-genv A 1 -ppn 2 train.py", "-genv A 1 -ppn 2", "train.py"),
+        ("--am /etc/hosts train.py", "--am /etc/hosts", "train.py"),  # the file is no script
+        ("--launch-agent /bin/sh train.py", "--launch-agent /bin/sh", "train.py"),
+        ("-bootstrap-exec /bin/sh train.py", "-bootstrap-exec /bin/sh", "train.py"),
         ("--no-such-flag train.py", "--no-such-flag", "train.py"),
         ("--no-such-option value train.py", "--no-such-option value", "train.py"),
         ("--no-such-flag -- script", "--no-such-flag", "script"),

@@ -158,9 +158,10 @@ def test_hosts_that_are_left():
 
 
 def test_a_host_is_asked_in_the_way_that_the_run_takes():
-    words = "--host a:2 --mca plm_rsh_agent agent -x NAME=1 --prtemca a b".split()
+    words = "--host a:2 --mca plm_rsh_agent agent -x NAME=1 --launch-agent prted --prtemca a b".split()
     asked = answering.make_reach_command("mpirun", words, HOSTS[1])
-    assert asked == "mpirun --mca plm_rsh_agent agent --prtemca a b --host b -n 1 true".split()
+    reached = "mpirun --mca plm_rsh_agent agent --launch-agent prted --prtemca a b --host b -n 1 true"
+    assert asked == reached.split()
 
 
 def test_hosts_that_do_not_answer_are_left_out(tmp_path):
