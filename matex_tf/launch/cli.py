@@ -233,9 +233,19 @@ def _start_ranks(run: Run, report: Callable[[str], None]) -> int:
         return process.run_to_end(command, proof_folder, places.describe_lost_hosts)
 
 
+def _open_closed_streams() -> None:
+    """Open the null device as each standard stream that is closed. Another file would get its descriptor."""
+    for descriptor, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is None:
+            os.dup2(os.open(os.devnull, os.O_RDWR), descriptor)
+            os.set_inheritable(descriptor, True)  # also if `open` returned this descriptor
+            setattr(sys, name, os.fdopen(descriptor, mode, closefd=False))
+
+
 def main(words: Sequence[str] | None = None) -> int:
     """Run the command with the words of the command line. Returns the exit code."""
     words = list(sys.argv[1:] if words is None else words)
+    _open_closed_streams()
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a daemon may have started this process with the signal ignored
         with matex.make_context("matex", words) as context:

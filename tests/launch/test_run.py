@@ -67,8 +67,8 @@ print("listens on", [line[1] for line in lines if line[3] == "0A" and f"socket:[
 def test_output_that_is_lost_is_no_good_end(tmp_path, options):
     (tmp_path / "say.py").write_text("print('said', flush=True)\n")
     words = shlex.join([sys.executable, "-m", "matex_tf.launch.cli", "run", "-n", "2", *options, "say.py"])
-    for target, code in (("/dev/full", 120), ("file", 0), ("/dev/null", 0)):
-        line = ["bash", "-c", f"{words} > {target}"]
+    for target, code in (("/dev/full", 120), ("file", 0), ("/dev/null", 0), ("&-", 0)):
+        line = ["bash", "-c", f"{words} >{target}"]
         result = launch.execute(line, launch.environment(PLAIN), 60, tmp_path)
         assert result.returncode == code, result.output
         assert ("standard output: No space left on device: some output is" in result.stderr) == (code == 120)
