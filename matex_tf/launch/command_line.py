@@ -40,7 +40,7 @@ def make_command_line(run: Run, mpirun: mpirun_command.Mpirun | None = None) -> 
         )
     environment = run.environment or os.environ
     variables = _choose_variables(run, environment)
-    # `choose_options` prefers the environment's value of a variable. The options of the run prevail over both.
+    # `choose_options` prefers the values of the environment. The options of the run prevail over them.
     environment = {name: value for name, value in environment.items() if name not in variables}
     options = mpirun_command.choose_options(
         mpirun, run.ranks, cores=len(placement.list_cores()), is_root=os.geteuid() == 0, user_options=run.options,
