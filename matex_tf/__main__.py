@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import pkgutil
 import runpy
 import sys
 from collections.abc import Iterator
@@ -33,8 +34,10 @@ def main(arguments: list[str]) -> None:
     if os.path.isdir(script) and not os.path.exists(os.path.join(script, "__main__.py")):
         raise SystemExit(f"python -m matex_tf: expected a script; {script!r} is a folder without __main__.py")
     sys.argv = list(arguments)
-    # With `-m`, Python has put the current folder first in the path; for `python script.py` it is the script's folder.
-    sys.path[0] = os.path.dirname(os.path.abspath(script))
+    # With `-m`, Python has put the current folder first in the path; for `python script.py` it is the real folder of
+    # the script. A folder or an archive is put there by `run_path`. With the option -P there is no such entry.
+    if not getattr(sys.flags, "safe_path", sys.flags.isolated):
+        sys.path[:1] = [os.path.dirname(os.path.realpath(script))] if pkgutil.get_importer(script) is None else []
     with _keep_exit_code():
         runpy.run_path(os.path.abspath(script), run_name="__main__")
 

@@ -121,7 +121,7 @@ def _parse_count(text: str) -> int:
 
 AUTO = -1
 """The value of `microbatch` for as many rows as fit in memory."""
-_UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
+_UNITS = {"": 1} | {f"{letter}{i}": (1024 if i else 1000) ** n for n, letter in enumerate("kmgt", 1) for i in ("", "i")}
 
 
 def _parse_rows(text: str) -> int:
@@ -135,8 +135,8 @@ def _parse_rows(text: str) -> int:
 
 def parse_size(text: str) -> float:
     """Parse a size such as 16GiB into bytes. Raises ValueError."""
-    match = re.fullmatch(r"(\d+\.?\d*)\s*([kmgt]?i?)b?", text.strip().lower())
-    if not match or match[2] not in _UNITS:
+    match = re.fullmatch(r"(\d+\.?\d*)\s*([kmgt]i?|)b?", text.strip().lower())
+    if not match:
         raise ValueError("a size such as 16GiB")
     return float(match[1]) * _UNITS[match[2]]
 

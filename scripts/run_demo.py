@@ -85,7 +85,7 @@ def train(title: str, command: Sequence[str]) -> list[Epoch]:
     """Runs `command`, shows its output as it comes, gives the epochs. Raises Failure if its exit code is not 0."""
     print(f"\n== {title}: {shlex.join(command)}", flush=True)
     child = subprocess.Popen(
-        ["timeout", "--kill-after=20", str(LIMIT), *command],
+        ["timeout", "--foreground", "--kill-after=20", str(LIMIT), *command],
         cwd=ROOT,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

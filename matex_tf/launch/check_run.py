@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,16 +21,19 @@ import click
 import numpy as np
 
 from matex_tf.files.mirror import ALL_COPIED_BYTES, Mirror, list_files, make_mirror_command, mirror_folder
+from matex_tf.planner.measurement import started
+from matex_tf.world import child_process
 
 EQUAL, CLOSE = 1e-5, 1e-2
 """Relative differences: at most EQUAL is the rounding of a few steps in float32, at most CLOSE is the same curve."""
 MAX_SECONDS = 600  # of each of the two runs
+_EXIT_TIMEOUT = 124  # the exit code of a run that was ended after that time, as of the command `timeout`
 
 # In printed lines, numbers are compared within CLOSE, and times are ignored. Terminal codes are removed, and what a
 # carriage return or a backspace overwrites.
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 _TIME = re.compile(r"\b\d+(?:\.\d+)?\s*(?:s|ms|us|µs|ns|sec|secs|seconds|min|minutes)(?:/\w+)?\b")
-_TERMINAL = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|.*[\r\x08]+(?=[^\n])")
+_TERMINAL = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|.*[\r\x08]+(?=[^\r\n])")
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ class Outcome:
     code: int
     seconds: float
     printed: list[str]  # see `list_final_lines`
-    files: dict[str, int]  # written files: size in bytes by path
+    files: set[str]  # the paths of written files
     figures: list[list[float]]  # loss and metrics of each training step
     weights: list[np.ndarray]  # of rank 0, after the last step
     agree: bool  # all ranks have recorded the same weights, bit for bit
@@ -128,23 +131,23 @@ def run_once(
     files_before = list_files(copy)
     started_at = time.monotonic()
     environment = {**os.environ, "MATEX_CHECK": f"{steps}:{notes}", "TF_CPP_MIN_LOG_LEVEL": "2"}
-    ended = subprocess.run(
-        ["timeout", "--kill-after=20", str(MAX_SECONDS), *command, *make_mirror_command(target, source, copy)],
-        cwd=copy, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, errors="replace",
-    )  # fmt: skip
+    words = [*command, *make_mirror_command(target, source, copy)]
+    with started.start_process(words, started.PATIENCE, cwd=copy, env=environment, stdout=subprocess.PIPE) as process:
+        try:
+            output, code = process.communicate(timeout=MAX_SECONDS)[0], process.returncode
+        except subprocess.TimeoutExpired as error:
+            output, code = error.output or b"", _EXIT_TIMEOUT
+            print(f"matex: the run had not ended after {MAX_SECONDS} s", flush=True)
     seconds = time.monotonic() - started_at
     for path in mirror.list_changed_originals():
         print(f"matex: {path} has changed during the check: it is the original, not a copy", flush=True)
-    files = {
-        name: size
-        for name, (size, time_changed) in list_files(copy).items()
-        if files_before.get(name) != (size, time_changed)
-    }
+    files = {name for name, stamp in list_files(copy).items() if files_before.get(name) != stamp}
     records = [_read_record(file) for file in sorted(notes.glob("rank-*.npz"))]
     figures, weights = records[0] if records else ([], [])
     return Outcome(
-        code=ended.returncode, seconds=seconds, printed=list_final_lines(ended.stdout), files=files, figures=figures,
-        weights=weights, agree=len(records) == ranks and all(_are_identical(weights, other) for _, other in records),
+        code=code if code >= 0 else 128 - code, seconds=seconds,
+        printed=list_final_lines(output.decode(errors="replace")), files=files, figures=figures, weights=weights,
+        agree=len(records) == ranks and all(_are_identical(weights, other) for _, other in records),
         shared=[str(path) for path in mirror.folders],
     )  # fmt: skip
 
@@ -209,7 +212,7 @@ def _compare_printed_lines(alone: Sequence[str], together: Sequence[str]) -> Row
 
 
 def _compare_files(alone: Outcome, together: Outcome) -> Row:
-    in_one_only = sorted(set(alone.files) ^ set(together.files))
+    in_one_only = sorted(alone.files ^ together.files)
     note = f"only in one: {', '.join(in_one_only[:3])}" if in_one_only else ""
     if alone.shared and not in_one_only:
         note = f"less those in {', '.join(alone.shared[:3])}: too many files for a copy, so the originals are used"
@@ -243,13 +246,16 @@ def check_script(
 
     Raises click.UsageError, see `make_mirror`.
     """
-    with tempfile.TemporaryDirectory(prefix="matex-check-", dir=parent) as temporary:
+    with (
+        child_process.handle_signals((signal.SIGTERM, signal.SIGHUP), child_process.exit_for_signal),
+        started.make_place(parent, "matex-check-") as temporary,
+    ):
         outcomes = []
-        folder = Path(temporary, "run")  # the same path for both runs, because a script may print it
+        folder = temporary / "run"  # the same path for both runs, because a script may print it
         for name, command, size in (("alone", alone, 1), (f"on {ranks} ranks", together, ranks)):
             print(f"matex: {steps} steps {name} ...", flush=True)
             outcomes.append(run_once(command, target, str(steps), folder, Path.cwd(), size, may_share))
-            folder.rename(Path(temporary, name))
+            folder.rename(temporary / name)
             if name == "alone" and outcomes[0].code:
                 print(
                     f"matex: the script failed alone. It ran as a copy at {folder / 'place'}, and the folders above "

@@ -137,7 +137,10 @@ def run_script(ctx: click.Context, /, **_: Any) -> int:
         from matex_tf.launch import check_run  # this imports numpy
 
         shared_folder = run_options.choose_shared(run, os.environ)
-        alone, together = [sys.executable, "-m", "matex_tf"], command_line.make_command_line(replace(run, target=[]))
+        os.environ.pop("MATEX_STATE", None)  # first steps are compared; a saved state stays as it is
+        environment = {**os.environ, "MATEX_CHECK": ""}  # `check_run` sets it, and mpirun forwards it to other hosts
+        alone = [sys.executable, "-m", "matex_tf"]
+        together = command_line.make_command_line(replace(run, target=[], environment=environment))
         return check_run.check_script(run.ranks, run.target, alone, together, run.steps, run.share, shared_folder)
     display: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if run.live:
@@ -193,7 +196,7 @@ def show_settings(name: str | None) -> int:
         value = getattr(chosen, setting.name)
         text = str(int(value) if isinstance(value, bool) else value)
         table.add_row(setting.variable, text, source, setting.values)
-    Console().print(table)
+    Console(markup=False, emoji=False).print(table)  # values stay as they are, such as the folder /runs/[1]
     return 0
 
 
@@ -211,7 +214,7 @@ def _suggest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
 def _start_ranks(run: Run, report: Callable[[str], None]) -> int:
     """Run the script with or without restarts. Returns the exit code. `report` receives messages about restarts."""
     shared_folder = run_options.choose_shared(run, os.environ)  # a folder that all hosts see; None: one host only
-    is_resumable = bool(run.restarts) or "MATEX_STATE" in os.environ
+    is_resumable = bool(run.restarts or os.environ.get("MATEX_STATE"))
     run = run_options.settle_strategy(run, os.environ) if is_resumable else run
     # The hosts. With `--adapt=ranks`, host files are read again during the run, for hosts that come and go.
     places = Places(Attempt(run.ranks, run.options), command_line.find_mpirun(), follows_files=run.adapt == "ranks")
@@ -230,9 +233,19 @@ def _start_ranks(run: Run, report: Callable[[str], None]) -> int:
         return process.run_to_end(command, proof_folder, places.describe_lost_hosts)
 
 
+def _open_closed_streams() -> None:
+    """Open the null device as each standard stream that is closed. Another file would get its descriptor."""
+    for descriptor, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is None:
+            os.dup2(os.open(os.devnull, os.O_RDWR), descriptor)
+            os.set_inheritable(descriptor, True)  # also if `open` returned this descriptor
+            setattr(sys, name, os.fdopen(descriptor, mode, closefd=False))
+
+
 def main(words: Sequence[str] | None = None) -> int:
     """Run the command with the words of the command line. Returns the exit code."""
     words = list(sys.argv[1:] if words is None else words)
+    _open_closed_streams()
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a daemon may have started this process with the signal ignored
         with matex.make_context("matex", words) as context:

@@ -40,12 +40,8 @@ def make_command_line(run: Run, mpirun: mpirun_command.Mpirun | None = None) -> 
         )
     environment = run.environment or os.environ
     variables = _choose_variables(run, environment)
-    # `choose_options` prefers the environment's value of a variable to its value in `variables`. The following options
-    # of the run prevail if they are given. So their variables are removed from the environment.
-    overriding = {"MATEX_RECORD": run.record, "MATEX_ADAPT": run.adapt}
-    if run.adapt == "ranks":
-        overriding["MATEX_STRATEGY"] = run.strategy
-    environment = {name: value for name, value in environment.items() if not overriding.get(name)}
+    # `choose_options` prefers the values of the environment. The options of the run prevail over them.
+    environment = {name: value for name, value in environment.items() if name not in variables}
     options = mpirun_command.choose_options(
         mpirun, run.ranks, cores=len(placement.list_cores()), is_root=os.geteuid() == 0, user_options=run.options,
         environment=environment, settings=variables, by_memory=probe.has_memory_for(run.ranks, mpirun),
@@ -57,6 +53,7 @@ def _choose_variables(run: Run, environment: Mapping[str, str]) -> dict[str, str
     """The settings that the options of `run` stand for, as environment variables of the ranks."""
     # HERE, the option `--memory here`: no bytes are passed on, and each rank measures the free memory of its host.
     needs_microbatches = run.memory and "MATEX_MICROBATCH" not in environment
+    needs_state = run.restarts and not environment.get("MATEX_STATE")
     variables = {
         "MATEX_PROFILE": "1" if run.profile else "",
         "MATEX_EXPLAIN": "1" if run.explain else "",
@@ -66,6 +63,6 @@ def _choose_variables(run: Run, environment: Mapping[str, str]) -> dict[str, str
         "MATEX_ADAPT": run.adapt,
         "MATEX_MICROBATCH": "auto" if needs_microbatches else "",
         "MATEX_MEMORY": f"{run.memory:.0f}" if run.memory not in (0.0, HERE) else "",
-        "MATEX_STATE": restarts.name_state_folder(run.target) if run.restarts else "",
+        "MATEX_STATE": restarts.name_state_folder(run.target) if needs_state else "",
     }
     return {name: value for name, value in variables.items() if value}

@@ -109,17 +109,17 @@ def choose_options(
     user_names = [mpirun_options.parse_option_name(word) for word in user_options]
     # Variables that a process must have before it starts, such as PYTHONHASHSEED (`start_variables`), and settings.
     variables = {**start_variables.HASH_SEED, **(settings or {})}
-    user_variables = {*environment, *(word.partition("=")[0] for word in user_options)}  # as of `-x NAME=VALUE`
+    option_variables = {word.partition("=")[0] for word in user_options}  # as of `-x NAME=VALUE` and `-genv NAME VALUE`
+    user_variables = {*environment, *option_variables}
     if ranks > 1 and not user_variables & {"MATEX_LARGE_PAGES", "MATEX_DISABLE"}:  # otherwise each rank decides on them
         variables |= start_variables.LARGE_PAGES
     if not user_binds:
         variables["MATEX_PLACEMENT"] = "spread"
-    # What the user has set takes precedence, also by an option: the words after -x or -genv begin with the name.
-    variables = {
-        name: value
-        for name, value in variables.items()
-        if name not in environment and not any(word.startswith(name) for word in user_options)
-    }
+    if mpirun.family == mpirun_options.INTEL:
+        variables |= {} if user_binds else {"I_MPI_PIN": "0"}
+        variables |= {"I_MPI_THREAD_YIELD": "2"} if is_full else {}
+    # What the user has set takes precedence, also by an option.
+    variables = {name: value for name, value in variables.items() if name not in user_variables}
     options: list[str] = []
     if mpirun.family == mpirun_options.OPENMPI:
         if is_root and "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM" not in environment:
@@ -142,16 +142,11 @@ def choose_options(
                     options += ["--prtemca" if mpirun.major >= 5 else "--mca", name, str(seconds)]
             # Open MPI forwards only the named variables to other hosts.
             passed = {"PYTHONHASHSEED", *environment.get("MATEX_PASSED", "").split()}
-            for name in sorted(environment):
+            for name in sorted(environment.keys() - option_variables):
                 if name.startswith("MATEX_") or name in passed:
                     options += ["-x", name]
     else:  # Intel MPI, MPICH and unknown families, which take variables by -genv
-        if mpirun.family == mpirun_options.INTEL:
-            if not user_binds:
-                variables.setdefault("I_MPI_PIN", "0")
-            if is_full:
-                variables.setdefault("I_MPI_THREAD_YIELD", "2")
-        elif mpirun.family == mpirun_options.MPICH and not user_binds:
+        if mpirun.family == mpirun_options.MPICH and not user_binds:
             options += ["-bind-to", "none"]
         for name, value in variables.items():
             options += ["-genv", name, value]

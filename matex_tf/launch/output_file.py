@@ -152,6 +152,8 @@ def _copy_output(source: int, target: int, drops: re.Pattern[bytes], connection:
         while chunk and not error:
             try:
                 chunk = chunk[os.write(target, chunk) :]
+            except BlockingIOError:  # another process has made the file non-blocking
+                select.select([], [target], [])
             except OSError as write_error:
                 error = write_error.errno or 1
     return error

@@ -41,7 +41,8 @@ def make_proof_folder(shared: str | os.PathLike | None) -> Iterator[str]:
     It is in the folder `shared` if ranks run on other hosts.
     """
     temp_folders.sweep_folders(_PREFIX, shared, may_remove=shared_memory.remove_files)
-    with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=shared) as folder:
+    # Ranks that still end may write into the folder while it is removed. Then a later run sweeps it.
+    with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=shared, ignore_cleanup_errors=True) as folder:
         temp_folders.hold_folder(folder)
         os.environ["MATEX_PROOF"] = folder
         try:

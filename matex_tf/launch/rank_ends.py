@@ -6,6 +6,7 @@ order in which they ended. One query at the end of the run therefore suffices.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import select
 import signal
@@ -13,6 +14,8 @@ import signal
 from matex_tf.runtime import rank_records
 from matex_tf.runtime.rank_records import Record
 
+# The kernel's number of pidfd_open. Pythons that are built with old headers, such as conda's, have no os.pidfd_open.
+_SYS_PIDFD_OPEN = 434
 # Signals that end a process at a fault. MPICH's mpirun returns their plain numbers.
 _SIGNALS = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL}
 
@@ -35,21 +38,22 @@ class RankEnds:
             os.close(pidfd)
 
     def look_for_ranks(self) -> bool:
-        """Watch new ranks. Returns whether ranks may still be missing."""
+        """Watch new ranks. Returns whether ranks of this host may still be missing."""
         if self._may_be_missing:
-            known = {record.process for record in self._records.values()}
-            for record in rank_records.read_records(self._folder):
+            begun = [record for record in rank_records.read_records(self._folder) if record.process]
+            known, namespace = {record.process for record in self._records.values()}, rank_records.read_namespace()
+            for record in begun:
                 # Equal namespaces: the process runs on this host, and `record.process` is its number here.
-                if record.namespace == rank_records.read_namespace() and record.process not in known:
+                if record.namespace == namespace and record.process not in known:
                     self._watch_rank(record)
             local_size = next((record.local_size for record in self._records.values()), 1)  # 1: none is known yet
-            self._may_be_missing = len(self._records) < local_size
+            size = max((record.size for record in begun), default=1)
+            self._may_be_missing = len(self._records) < local_size and len(begun) < size
         return self._may_be_missing
 
     def _watch_rank(self, record: Record) -> None:
-        try:
-            pidfd = os.pidfd_open(record.process)
-        except OSError:  # the process has ended, or the kernel lacks pidfd_open
+        pidfd = ctypes.CDLL(None).syscall(_SYS_PIDFD_OPEN, record.process, 0)
+        if pidfd < 0:  # the process has ended, or the kernel lacks the call
             return
         self._records[pidfd] = record
         self._exits.register(pidfd, select.EPOLLIN)

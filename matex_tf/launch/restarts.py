@@ -48,7 +48,8 @@ _INTERRUPTS = {signal.SIGINT, signal.SIGQUIT, signal.SIGHUP}
 def name_state_folder(target: Sequence[str]) -> str:
     """The folder for the state of a run of `target`: in the current folder, with the same name after a requeue."""
     job = [f"{name}={os.environ[name]}" for name in (*ALLOCATIONS, *_ARRAY_VARIABLES) if name in os.environ]
-    return os.path.abspath(_STATE_PREFIX + hashlib.sha256("\0".join([*target, *job]).encode()).hexdigest()[:12])
+    key = "\0".join([*target, *job]).encode(errors="surrogateescape")  # for words that are no UTF-8
+    return os.path.abspath(_STATE_PREFIX + hashlib.sha256(key).hexdigest()[:12])
 
 
 def judge_end(code: int, end: RunEnd, has_changed: bool, received_signals: set[int]) -> str:

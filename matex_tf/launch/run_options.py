@@ -211,14 +211,12 @@ def check_target(run: Run) -> None:
 
 
 def settle_strategy(run: Run, environment: Mapping[str, str]) -> Run:
-    """If ranks may change their strategy (`--adapt=ranks`), put the requested strategy into `run.strategy`.
+    """Put the requested strategy into `run.strategy`, so that a restart may change it (`change_ranks`).
 
     The request may come from `environment`, or from mpirun's `-x MATEX_STRATEGY`. That option is removed, because it
-    would take precedence over the strategy that the ranks choose (`change_ranks`).
+    would take precedence over the strategy of the restart.
     """
-    if run.adapt != "ranks":
-        return run
-    strategy, options = environment.get(_STRATEGY, run.strategy), []
+    strategy, options = run.strategy or environment.get(_STRATEGY, ""), []
     for group in host_lists.group_options(run.options):
         assignment = group[1] if len(group) > 1 else ""
         name, equals, value = assignment.partition("=")
@@ -226,7 +224,7 @@ def settle_strategy(run: Run, environment: Mapping[str, str]) -> Run:
             options += group
         elif equals or len(group) > 2:  # -x NAME=VALUE, or -genv NAME VALUE; -x NAME passes the value of `environment`
             strategy = value or group[-1]
-    return replace(run, strategy=strategy, options=options)
+    return replace(run, strategy=strategy.strip().lower(), options=options)
 
 
 def choose_shared(run: Run, environment: Mapping[str, str]) -> Path | None:

@@ -225,10 +225,11 @@ def _show_servers(plan: plan_file.Plan | None, ranks: Sequence[int] | None, opti
         lemma = htc.servers(workers, transferring / 2, ratio, computing)
         cells = []
         for estimate in (lemma, xai.servers(workers, share, ratio), Estimate(least)):
-            servers = min(estimate.value, ceil(workers / ratio))  # with more servers, workers are no faster
-            efficiency = queueing.compute_efficiency(workers, int(servers), computing, transferring, ratio)
+            # With more servers than `workers / ratio` the efficiency is the same. A formula may give infinitely many.
+            servers = int(min(estimate.value, ceil(workers / ratio)))
+            efficiency = queueing.compute_efficiency(workers, servers, computing, transferring, ratio)
             outside = f"\n[red]outside its domain:[/] {estimate.outside}" if estimate.outside else ""
-            count = f"{estimate.value:.0f}" if estimate.value < 1e6 else f"{estimate.value:.1e}"
+            count = f"{estimate.value:.4g}" if estimate.value > servers else str(servers)
             cells.append(f"{count} ({efficiency:.0%}){outside}")
         table.add_row(str(workers), f"{share:.3f}", *cells)
     console = Console()

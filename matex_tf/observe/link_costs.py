@@ -6,6 +6,7 @@ runs and `matex plan` estimate with it.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import time
@@ -67,16 +68,21 @@ def _store_measurement() -> None:
 
 def list_links() -> list[Link]:
     """The stored links, newest first."""
-    links = [Link(**json.loads(path.read_text())) for path in _get_folder().glob("*.json")]
-    return sorted(links, key=lambda link: -link.when)
+    links = map(_read_link, _get_folder().glob("*.json"))
+    return sorted((link for link in links if link is not None), key=lambda link: -link.when)
 
 
 def find_link(hosts: Sequence[str]) -> Link | None:
     """The stored link for ranks on these hosts (one entry for each rank), unless its measurement was disturbed."""
-    path = _locate_file(dict(Counter(hosts)))
-    with real_files.use_real_files():
-        link = Link(**json.loads(path.read_text())) if path.exists() else None
+    link = _read_link(_locate_file(dict(Counter(hosts))))
     return link if link is not None and not link.disturbed and link.byte > 0 else None
+
+
+def _read_link(path: Path) -> Link | None:
+    """The link in a file; None if the file is missing, incomplete, or of another version."""
+    with real_files.use_real_files(), contextlib.suppress(OSError, ValueError, TypeError):
+        return Link(**json.loads(path.read_text()))
+    return None
 
 
 def _locate_file(hosts: dict[str, int]) -> Path:

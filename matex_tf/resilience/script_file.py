@@ -19,7 +19,8 @@ def digest_script() -> str:
     if path is not None and os.path.isfile(path):
         with real_files.use_real_files(), open(path, "rb") as file:
             content = file.read()
-    return hashlib.blake2b("\0".join(words).encode() + b"\0" + content, digest_size=16).hexdigest()
+    line = "\0".join(words).encode(errors="surrogateescape")  # words may be no UTF-8
+    return hashlib.blake2b(line + b"\0" + content, digest_size=16).hexdigest()
 
 
 def find_script(words: Sequence[str]) -> str | None:

@@ -16,5 +16,5 @@ def print_note(text: str) -> None:
         return
     _printed.add(text)
     if (world.get_world().rank == 0 or terminal.stores_text()) and not settings.get_settings().quiet:
-        sys.stdout.flush()
+        print(end="", flush=True)  # standard output may be closed: then sys.stdout is None
         print(f"matex_tf: {text}", file=sys.stderr, flush=True)

@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
+from typing import NoReturn
 
 _PR_SET_PDEATHSIG = 1
 
@@ -61,3 +62,9 @@ def handle_signals(numbers: Iterable[int], handler: Callable[[int, FrameType | N
     finally:
         for number, before in handlers_before.items():
             signal.signal(number, before)
+
+
+def exit_for_signal(number: int, _frame: FrameType | None) -> NoReturn:
+    """A handler of signals that lets contexts and `finally` clean up. Raises SystemExit with the shell's exit code."""
+    signal.signal(number, signal.SIG_IGN)  # the same signal does not interrupt that
+    raise SystemExit(128 + number)

@@ -20,7 +20,8 @@ WORDS_AFTER = {
         "n np c x host H hosts hostfile machinefile f map-by bind-to rank-by wdir wd path prefix timeout output stdin "
         "N npernode npersocket ppn perhost tune personality with-ft cpu-set cpu-list rankfile rf report-uri "
         "output-filename app dvm display runtime-options default-hostfile add-hostfile add-host pset genvlist envlist "
-        "iface launcher launcher-exec rmk bootstrap outfile-pattern errfile-pattern membind forward-signals tmpdir"
+        "iface launcher launcher-exec rmk bootstrap outfile-pattern errfile-pattern membind forward-signals tmpdir am "
+        "launch-agent preload-files bootstrap-exec"
     ).split(),
     2: "mca gmca prtemca pmixmca omca genv env".split(),
 }
@@ -31,6 +32,7 @@ HOST_OPTIONS = set("host H hosts hostfile machinefile f default-hostfile add-hos
 _TRANSPORT = re.compile(r"(OMPI_MCA_)?(btl|btl_.*|pml|mtl|mca_base_.*param_file.*|mca_base_envar_file_prefix)(=.*)?")
 _TRANSPORT_FILES = {"tune", "am"}  # mpirun's options with such a file
 ALLOCATIONS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "COBALT_JOBID")  # variables of jobs of batch systems
+_GRID_ENGINE_HOSTS = "PE_HOSTFILE"  # the host file of a job of Grid Engine, from which mpirun takes the hosts
 
 
 def parse_option_name(word: str) -> str:
@@ -93,7 +95,7 @@ def is_binding_policy(policy: str) -> bool:
 def chooses_hosts(options: Sequence[str], environment: Mapping[str, str]) -> bool:
     """Whether a host list or a batch system chooses the hosts of the ranks, instead of this machine only."""
     has_list = any(word.startswith("-") and parse_option_name(word) in HOST_OPTIONS for word in options)
-    return has_list or any(name in environment for name in ALLOCATIONS)
+    return has_list or any(name in environment for name in (*ALLOCATIONS, _GRID_ENGINE_HOSTS))
 
 
 def chooses_transport(options: Sequence[str], environment: Mapping[str, str], lines: Sequence[str] = ()) -> bool:

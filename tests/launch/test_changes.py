@@ -372,7 +372,7 @@ def test_a_run_goes_on_where_nothing_can_be_offered(tmp_path, monkeypatch, capfd
         ("-x MATEX_STRATEGY", "servers:4", "servers:2"),
         ("--strategy servers:3:only", "", "servers:1:only"),
         ("--strategy servers:1:only", "", "servers:1:only"),
-        ("--strategy sharded", "servers:3", "servers:2"),
+        ("--strategy servers:3", "sharded", "servers:2"),
         ("-x MATEX_STRATEGY=servers:2", "sharded", "servers:2"),
         ("", "sharded", "sharded"),
         ("", "", None),
@@ -393,10 +393,11 @@ def test_a_strategy_that_was_asked_for_stays_and_fewer_ranks_have_fewer_owners(
         return 0
 
     monkeypatch.setattr(restarts.RestartedRun, "run", note)
-    assert cli.main(["run", "-n", "4", "--adapt=ranks", *words.split(), "x.py"]) == 0
-    assert seen["may_choose"] == (fewer is None)
-    told = [word for word in seen["line"] if "MATEX_STRATEGY" in word]
-    assert told == ([f"MATEX_STRATEGY={fewer}"] if fewer else [])
+    for way in ("--adapt=ranks", "--restarts=2"):
+        assert cli.main(["run", "-n", "4", way, *words.split(), "x.py"]) == 0
+        assert seen["may_choose"] == (fewer is None)
+        told = [word for word in seen["line"] if "MATEX_STRATEGY" in word]
+        assert told == ([f"MATEX_STRATEGY={fewer}"] if fewer else []), way
 
 
 def test_a_change_that_cannot_be_read_is_a_loss(tmp_path, monkeypatch, capfd):

@@ -5,7 +5,10 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import click
@@ -56,12 +59,18 @@ def test_lines_that_say_the_same(one, other, same):
     assert check_run.is_same_line(one, other) is same
 
 
-def test_overwritten_lines_are_read_as_they_end():
-    assert check_run.list_final_lines("1/9 loss 3\r9/9 loss 2\n\n\x1b[1mdone\x1b[0m\n") == ["9/9 loss 2", "done"]
+def test_overwritten_lines_are_read_as_they_end(tmp_path):
+    text = "1/9 loss 3\r9/9 loss 2\n\n\x1b[1mdone\x1b[0m\r\r\n"
+    (tmp_path / "user").mkdir()
+    words = [sys.executable, "-c", f"print({text!r}, end='')"]
+    assert check_run.run_once(words, ["-m", "x"], "5", tmp_path / "run", tmp_path / "user").printed == [
+        "9/9 loss 2",
+        "done",
+    ]
 
 
 def outcome(**changes):
-    same = check_run.Outcome(0, 1.0, ["a 1"], {"f": 1}, [[0.5]], [np.ones(3)], True)
+    same = check_run.Outcome(0, 1.0, ["a 1"], {"f"}, [[0.5]], [np.ones(3)], True)
     return dataclasses.replace(same, **changes)
 
 
@@ -79,7 +88,7 @@ def outcome(**changes):
         ({"agree": False}, "weights of all ranks", "differs"),
         ({"printed": []}, "lines printed", "differs"),
         ({"printed": ["a 1", "b"]}, "lines printed", "differs"),
-        ({"files": {}}, "files written", "differs"),
+        ({"files": set()}, "files written", "differs"),
     ],
 )
 def test_what_differs_is_named(changes, what, verdict):
@@ -195,13 +204,17 @@ def test_a_script_that_uses_what_lies_above_the_folder_is_told_that_it_is_not_th
 
 @pytest.mark.parametrize("options, is_elsewhere", [([], False), (["--host", "localhost:2"], True)])
 def test_copies_lie_where_all_hosts_see_them(tmp_path, monkeypatch, options, is_elsewhere):
-    parents = []
-    monkeypatch.setattr(check_run, "check_script", lambda *given: parents.append(given[-1]) or 0)
+    """All hosts get the variable that names them, too, and no run gets the saved state of the user."""
+    calls = []
+    monkeypatch.setattr(check_run, "check_script", lambda *given: calls.append((given, os.environ.get("MATEX_STATE"))))
+    monkeypatch.setenv("MATEX_STATE", str(tmp_path / "state"))
     for name in mpirun_options.ALLOCATIONS:
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "x.py").touch()
-    assert cli.main(["run", "--check", *options, str(tmp_path / "x.py")]) == 0
-    assert parents == [cache.find_cache_folder() if is_elsewhere else None]
+    assert not cli.main(["run", "--check", *options, str(tmp_path / "x.py")])
+    [((_, _, _, together, *_, parent), state)] = calls
+    assert parent == (cache.find_cache_folder() if is_elsewhere else None) and state is None
+    assert ("MATEX_CHECK" in together) == is_elsewhere and "MATEX_STATE" not in together
 
 
 def test_what_check_is_asked():
@@ -213,6 +226,26 @@ def test_what_check_is_asked():
         cli.parse_run(["-n", "3", "--share", "t.py"])
     with pytest.raises(click.UsageError, match="--steps expects the number of steps"):
         cli.parse_run(["--check", "--steps", "few", "t.py"])
+
+
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_what_ends_the_check_ends_its_run(tmp_path, number, code):
+    for name in ("user", "temporary"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "user" / "x.py").write_text(
+        f"import os, time\nopen({str(tmp_path / 'process')!r}, 'w').write(str(os.getpid()))\ntime.sleep(300)\n"
+    )
+    words = [sys.executable, "-m", "matex_tf.launch.cli", "run", "--check", "x.py"]
+    environment = launch.environment({"TMPDIR": str(tmp_path / "temporary")})
+    with subprocess.Popen(words, cwd=tmp_path / "user", env=environment, stdout=subprocess.DEVNULL) as checking:
+        until = time.monotonic() + 60
+        while not (tmp_path / "process").exists() and time.monotonic() < until:
+            time.sleep(0.05)
+        time.sleep(0.1)
+        checking.send_signal(number)
+    assert checking.returncode == code
+    assert not os.path.exists(f"/proc/{(tmp_path / 'process').read_text()}")
+    assert not list((tmp_path / "temporary").glob("matex-check-*"))
 
 
 def test_a_script_is_compared_with_itself(tmp_path):

@@ -136,11 +136,13 @@ def test_help_and_version(capsys):
 
 def test_settings_are_listed_with_where_they_come_from(capsys, monkeypatch):
     monkeypatch.setenv("MATEX_OVERLAP", "ON")
+    monkeypatch.setenv("MATEX_STATE", "[b]:b:[/b]")
     monkeypatch.setenv("COLUMNS", "120")
     assert cli.main(["settings"]) == 0
     rows = [re.split(r"[│┃]", line) for line in capsys.readouterr().out.splitlines()]
     shown = {row[1].strip(): [cell.strip() for cell in row[2:4]] for row in rows if len(row) > 4}
     assert shown["MATEX_OVERLAP"] == ["on", "environment"] and shown["MATEX_SCALING"] == ["strong", "default"]
+    assert shown["MATEX_STATE"] == ["[b]:b:[/b]", "environment"]
     assert {one.variable for one in settings.TABLE} < set(shown)
     assert cli.main(["settings", "overlap"]) == 0
     assert next(one.meaning for one in settings.TABLE if one.name == "overlap") in capsys.readouterr().out
@@ -171,13 +173,28 @@ def test_dry_run_prints_a_line_that_can_be_pasted(tmp_path):
     assert pasted.stdout.count("['a b', '$c'] 0 glibc.malloc.hugetlb=1") == 2
 
 
-def test_the_folder_of_a_run_is_a_setting_of_the_ranks_and_the_option_counts_most(capsys, monkeypatch, tmp_path):
-    monkeypatch.setenv("MATEX_RECORD", "elsewhere")
+@pytest.mark.parametrize(
+    "option, variable, value",
+    [
+        ("--record=a b", "MATEX_RECORD", "{}/a b"),
+        ("--strategy=sharded", "MATEX_STRATEGY", "sharded"),
+        ("--elastic", "MATEX_ELASTIC", "1"),
+        ("--profile", "MATEX_PROFILE", "1"),
+        ("--explain", "MATEX_EXPLAIN", "1"),
+        ("--memory=2MiB", "MATEX_MEMORY", "2097152"),
+    ],
+)
+@pytest.mark.parametrize("hosts", [[], ["--host", "a,b"]])
+def test_an_option_is_a_setting_of_the_ranks_and_counts_more_than_a_variable(
+    capsys, monkeypatch, tmp_path, option, variable, value, hosts
+):
+    monkeypatch.setenv(variable, "0")
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["run", "--record", "a b", "-n", "2", "--dry-run", "train.py"]) == 0
+    other = f"{variable}_SECONDS=5"  # another variable, whose name begins with this one
+    assert cli.main(["run", option, "-x", other, "-n", "2", *hosts, "--dry-run", "train.py"]) == 0
     words = shlex.split(capsys.readouterr().out)
-    assert [word for word in words if "RECORD" in word] == [f"MATEX_RECORD={tmp_path / 'a b'}"]
-    assert not (tmp_path / "a b").exists()
+    assert [word for word in words if variable in word] == [f"{variable}={value.format(tmp_path)}", other]
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_strategy_is_a_setting_of_the_ranks(capsys):

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import io
+import os
+import pty
 import re
 import sys
+import tty
 
 import pytest
 
 import launch
 from matex_tf.deploy.following import LineSplitter
+from matex_tf.launch.monitoring import live
 
 pytestmark = pytest.mark.waits
 
@@ -68,6 +73,21 @@ def test_in_a_terminal_the_picture_is_below_what_is_printed(tmp_path, script):
     assert (
         lines.index("begins") < lines.index("ends ä") < max(at for at, line in enumerate(lines) if "wait for" in line)
     )
+
+
+def test_after_an_error_of_the_display_the_output_goes_on(tmp_path, monkeypatch):
+    shown = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", shown)
+    monkeypatch.setattr(live.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(live, "_CHUNK_BYTES", 9)  # the picture is drawn after the first line
+    monkeypatch.setattr(live, "_draw_picture", lambda *_: 1 / 0)
+    reader, writer = pty.openpty()
+    tty.setraw(writer)
+    os.write(writer, "one two ä\nthree\nfour".encode())
+    os.close(writer)
+    with pytest.raises(ZeroDivisionError):
+        live.main(str(tmp_path), reader)
+    assert "one two ä\nthree\nfour".encode() in shown.buffer.getvalue()
 
 
 def test_without_a_folder_the_run_has_one_of_its_name(tmp_path, script):

@@ -77,6 +77,9 @@ def test_mpirun_is_looked_for_beside_the_library_first():
         ("-m package.module -x", "", "-m package.module -x"),
         ("--host a -m package.module", "--host a", "-m package.module"),
         ("-genv A 1 -ppn 2 train.py", "-genv A 1 -ppn 2", "train.py"),
+        ("--am /etc/hosts train.py", "--am /etc/hosts", "train.py"),  # the file is no script
+        ("--launch-agent /bin/sh train.py", "--launch-agent /bin/sh", "train.py"),
+        ("-bootstrap-exec /bin/sh train.py", "-bootstrap-exec /bin/sh", "train.py"),
         ("--no-such-flag train.py", "--no-such-flag", "train.py"),
         ("--no-such-option value train.py", "--no-such-option value", "train.py"),
         ("--no-such-flag -- script", "--no-such-flag", "script"),
@@ -130,6 +133,8 @@ def test_variables_that_the_user_set_are_kept():
     full = {"OMPI_MCA_mpi_yield_when_idle": "0", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     words = line(OPENMPI_5, 2, 2, root=True, environment=full)
     assert "yield" not in words and "root" not in words
+    assert "I_MPI" not in line(INTEL, 4, 2, environment={"I_MPI_PIN": "1", "I_MPI_THREAD_YIELD": "0"})
+    assert line(INTEL, 4, 2, given="-genv I_MPI_PIN 1").count("I_MPI_PIN") == 1
 
 
 @pytest.mark.parametrize(
@@ -151,12 +156,17 @@ def test_a_process_alone_has_the_pages_that_it_has_without_us():
     assert "hugetlb" not in line(OPENMPI_5, 1, 8)
 
 
-@pytest.mark.parametrize("given, environment", [("--host a:8,b:8", {}), ("", {"SLURM_JOB_ID": "1"})])
+@pytest.mark.parametrize(
+    "given, environment", [("--host a:8,b:8", {}), ("", {"SLURM_JOB_ID": "1"}), ("", {"PE_HOSTFILE": "a"})]
+)
 def test_with_several_hosts_nothing_follows_from_the_cores_here(given, environment):
     words = line(OPENMPI_5, 16, 2, given=given, environment={**environment, "MATEX_SCALING": "weak"})
     assert "OVERSUBSCRIBE" not in words and "yield" not in words
     assert "--prtemca oob_tcp_keepalive_time 5" in words, "else mpirun waits hours for a host that is lost"
     assert "-x MATEX_SCALING" in words, "Open MPI exports no variable to other hosts by itself"
+    given = f"{given} -x MATEX_SCALING=weak"
+    words = line(OPENMPI_5, 16, 2, given=given, environment={**environment, "MATEX_SCALING": "strong"})
+    assert words.count("MATEX_SCALING") == 1, "of two values Open MPI takes the first"
 
 
 @pytest.mark.parametrize("mpirun", [OPENMPI_5, OPENMPI_4])

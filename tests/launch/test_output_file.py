@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -50,6 +51,17 @@ def test_errors_that_cannot_be_written_are_lost_output():
         assert execute("os.write(1, b'a number')", stdout=full, stderr=subprocess.STDOUT).returncode == 120
         told = execute("os.write(1, b'a number')", stdout=full, stderr=subprocess.PIPE)
     assert told.returncode == 120 and b"standard output: No space left" in told.stderr
+
+
+def test_a_full_pipe_that_does_not_block_is_waited_for():
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    command = [sys.executable, "-c", PROGRAM.format("os.write(2, b'x' * (1 << 20))")]
+    with open(reader, "rb") as errors, subprocess.Popen(command, stderr=writer) as process:
+        os.close(writer)
+        time.sleep(0.5)
+        assert len(errors.read()) == 1 << 20
+    assert process.returncode == 0
 
 
 @pytest.mark.parametrize("home, told", [(sys.base_prefix, b""), ("/missing", b"a full disk will not be reported")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -10,6 +11,8 @@ import sys
 import time
 
 import pytest
+
+from matex_tf.launch import process
 
 pytestmark = pytest.mark.waits
 
@@ -29,6 +32,15 @@ def waiting_for(tmp_path, script, **options):
     )
     assert child.stdout.readline().startswith("ready")
     return child
+
+
+def test_a_folder_into_which_a_rank_still_writes_stays(tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise OSError(errno.ENOTEMPTY, "Directory not empty")
+
+    with process.make_proof_folder(tmp_path) as folder:
+        monkeypatch.setattr(os, "rmdir", refuse)
+    assert os.path.isdir(folder)
 
 
 def test_a_signal_reaches_mpirun_and_its_death_is_an_exit_code(tmp_path):

@@ -19,12 +19,20 @@ pytestmark = pytest.mark.waits
 
 
 def note(folder, rank, process, **other):
-    said = {"rank": rank, "local_size": 3, "process": process, "namespace": rank_records.read_namespace(), **other}
+    said = {
+        "rank": rank,
+        "size": 3,
+        "local_size": 3,
+        "process": process,
+        "namespace": rank_records.read_namespace(),
+        **other,
+    }
     (folder / f"rank-{rank}").write_text(json.dumps(said))
 
 
 @pytest.mark.parametrize("order", [(1, 0, 2), (2, 1, 0)])
-def test_the_order_of_ends_is_kept_until_it_is_asked_for(tmp_path, order):
+def test_the_order_of_ends_is_kept_until_it_is_asked_for(tmp_path, order, monkeypatch):
+    monkeypatch.delattr(os, "pidfd_open", raising=False)  # as in conda's Python
     ranks = [subprocess.Popen(["sleep", "60"]) for _ in range(3)]
     with rank_ends.RankEnds(tmp_path) as ends:
         assert ends.look_for_ranks() and ends.find_first() is None
@@ -38,9 +46,12 @@ def test_the_order_of_ends_is_kept_until_it_is_asked_for(tmp_path, order):
 
 
 def test_a_process_of_another_host_is_none_of_ours(tmp_path):
-    note(tmp_path, 0, os.getpid(), namespace="another")
     with rank_ends.RankEnds(tmp_path) as ends:
-        assert ends.look_for_ranks() and ends.find_first() is None
+        for rank in range(2):
+            assert ends.look_for_ranks()
+            note(tmp_path, rank, os.getpid(), namespace="another", size=2)
+        assert not ends.look_for_ranks(), "the records of all ranks were read"
+        assert ends.find_first() is None
 
 
 @pytest.mark.parametrize("code, how", [(137, "137: SIGKILL"), (9, "9: SIGKILL"), (11, "11: SIGSEGV"), (3, "3")])

@@ -101,6 +101,13 @@ def test_a_state_is_found_again_by_the_same_command_only(tmp_path, monkeypatch):
         monkeypatch.delenv(name)
 
 
+def test_words_that_are_no_utf_8_name_a_state(monkeypatch):
+    words = [os.fsdecode(b"caf\xe9.py")]
+    monkeypatch.setattr(sys, "orig_argv", ["python", *words])
+    assert restarts.name_state_folder(words) != restarts.name_state_folder(["caf.py"])
+    assert script_file.digest_script() == script_file.digest_script()
+
+
 HOSTS = [host_lists.Host("a", 2), host_lists.Host("b", 2), host_lists.Host("c", 4)]
 
 
@@ -151,9 +158,10 @@ def test_hosts_that_are_left():
 
 
 def test_a_host_is_asked_in_the_way_that_the_run_takes():
-    words = "--host a:2 --mca plm_rsh_agent agent -x NAME=1 --prtemca a b".split()
+    words = "--host a:2 --mca plm_rsh_agent agent -x NAME=1 --launch-agent prted --prtemca a b".split()
     asked = answering.make_reach_command("mpirun", words, HOSTS[1])
-    assert asked == "mpirun --mca plm_rsh_agent agent --prtemca a b --host b -n 1 true".split()
+    reached = "mpirun --mca plm_rsh_agent agent --launch-agent prted --prtemca a b --host b -n 1 true"
+    assert asked == reached.split()
 
 
 def test_hosts_that_do_not_answer_are_left_out(tmp_path):
@@ -336,7 +344,13 @@ def test_what_is_asked(tmp_path, monkeypatch, capsys):
     assert cli.parse_run("--restarts 3 -n 2 train.py --restarts 5".split()).restarts == 3
     assert cli.main("run --restarts=3 -n 2 --dry-run train.py".split()) == 0
     assert f"MATEX_STATE={restarts.name_state_folder(['train.py'])}" in capsys.readouterr().out
+    monkeypatch.setenv("MATEX_STATE", "")  # no state is kept, unless a restart needs it
+    assert cli.main("run --restarts=3 -n 2 --dry-run train.py".split()) == 0
+    assert f"MATEX_STATE={restarts.name_state_folder(['train.py'])}" in capsys.readouterr().out
     assert not list(Path(tmp_path).iterdir())
+    (tmp_path / "train.py").touch()
+    monkeypatch.setattr(process, "run_to_end", lambda *_: 77)
+    assert cli.main("run -n 2 train.py".split()) == 77, "it waits for no restart"
 
 
 def test_the_file_of_a_script_is_found_however_it_is_started(tmp_path, monkeypatch):

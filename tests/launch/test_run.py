@@ -67,8 +67,8 @@ print("listens on", [line[1] for line in lines if line[3] == "0A" and f"socket:[
 def test_output_that_is_lost_is_no_good_end(tmp_path, options):
     (tmp_path / "say.py").write_text("print('said', flush=True)\n")
     words = shlex.join([sys.executable, "-m", "matex_tf.launch.cli", "run", "-n", "2", *options, "say.py"])
-    for target, code in (("/dev/full", 120), ("file", 0), ("/dev/null", 0)):
-        line = ["bash", "-c", f"{words} > {target}"]
+    for target, code in (("/dev/full", 120), ("file", 0), ("/dev/null", 0), ("&-", 0)):
+        line = ["bash", "-c", f"{words} >{target}"]
         result = launch.execute(line, launch.environment(PLAIN), 60, tmp_path)
         assert result.returncode == code, result.output
         assert ("standard output: No space left on device: some output is" in result.stderr) == (code == 120)
@@ -82,6 +82,20 @@ def test_run_takes_a_module_and_options_for_mpirun(tmp_path):
     (package / "train.py").write_text("import os, sys\nprint('on', os.environ['NAME'], *sys.argv[1:], flush=True)\n")
     result = matex("run", "-x", "NAME=value", "-n", 2, "-m", "package.train", "a", env=PLAIN, cwd=tmp_path).check()
     assert result.stdout.count("on value a") == 2
+
+
+@pytest.mark.parametrize("target, safe", [("links/x.py", ""), ("links/x.py", "1"), ("app", "")])
+def test_modules_are_found_where_python_finds_them(tmp_path, target, safe):
+    """`x.py` is a link; a script that is started by it imports what lies next to the file. `app` is a folder."""
+    for name in ("real", "links", "app"):
+        (tmp_path / name).mkdir()
+    for name in ("real/x.py", "app/__main__.py"):
+        (tmp_path / name).write_text("import sys\nprint(sys.path, __file__)\n")
+    (tmp_path / "links" / "x.py").symlink_to(tmp_path / "real" / "x.py")
+    ways = ([sys.executable, *way, target] for way in ([], ["-m", "matex_tf"]))
+    environment = launch.environment({"PYTHONSAFEPATH": safe})
+    alone, ours = (launch.execute(words, environment, 60, tmp_path).check().stdout for words in ways)
+    assert ours == alone
 
 
 @pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -61,6 +61,8 @@ def test_servers_by_three_models_side_by_side(plan, capsys):
     assert code == 0 and "1.5e+146 (100%)" in table and "inf (100%)" in table
     code, table, _ = said(capsys, "--servers", "--ranks", "4", plan)
     assert code == 0 and "eq. 6" in table
+    code, table, _ = said(capsys, "--servers", "--ranks", "64,5000", "--compute", "80ms", "--transfer", "20ms")
+    assert code == 0 and "inf (100%)" in table, "outside its domain equation 6 exceeds the range of floats"
 
 
 def test_a_timeline_is_played_again(plan, capsys, tmp_path):

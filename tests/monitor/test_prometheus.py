@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
+import time
 
 import simulated_run as simulated
 
@@ -48,6 +50,13 @@ def test_the_file_is_whole_and_goes_with_the_run(tmp_path):
     words = [sys.executable, "-m", "matex_tf.launch.cli", "top", str(tmp_path / "run"), "--prometheus", "a.prom"]
     launch.execute([*words, "--once"], launch.environment(), 60, tmp_path).check()
     assert parsed((tmp_path / "a.prom").read_text())[0]
+    (tmp_path / "a.prom").unlink()
+    with subprocess.Popen(words, cwd=tmp_path, env=launch.environment()) as exporter:
+        until = time.monotonic() + 60
+        while not (tmp_path / "a.prom").exists() and time.monotonic() < until:
+            time.sleep(0.05)
+        exporter.terminate()  # as a service manager does
+    assert exporter.returncode == 143 and not (tmp_path / "a.prom").exists()
     for rank in range(2):
         with (where / f"rank-{rank}.jsonl").open("a") as file:
             file.write(json.dumps({**simulated.sample(rank, None, 20, simulated.BEGAN), "end": "ended"}) + "\n")

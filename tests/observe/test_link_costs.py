@@ -41,6 +41,10 @@ def test_a_link_is_found_by_its_hosts(tmp_path, monkeypatch):
     ):
         link = Link(dict(Counter(hosts)), 6e-6, byte, disturbed, 1e9)
         link_costs._locate_file(link.hosts).write_text(json.dumps(vars(link)))
+    for number, text in enumerate(("", "[]", '{"hosts": {"a": 1}}', '{"hosts": {"a": 1}, "width": 2}')):  # incomplete
+        (tmp_path / "links" / f"{number}.json").write_text(text)
+    link_costs._locate_file({"f": 1}).write_text("{")
+    assert len(link_costs.list_links()) == 3 and link_costs.find_link("f") is None
     assert link_costs.find_link("aab").byte == 2e-10
     assert link_costs.find_link("ab") is link_costs.find_link("cd") is link_costs.find_link("e") is None
 

@@ -1,14 +1,19 @@
 """`matex plan --check` runs a plan's script, and prints and writes what is measured beside what was predicted."""
 
 import json
+import tempfile
 from pathlib import Path
 
 import pytest
 from planner_plans import a_plan
 
 import launch
+from matex_tf.launch.planning import ranks
+from matex_tf.ops import cache
 from matex_tf.planner import plan_file
+from matex_tf.planner.measurement import phantoms
 from matex_tf.planner.predict import Predictor
+from matex_tf.world import mpirun_options
 
 CASE = Path(__file__).with_name("check_case.py")
 SECONDS = 0.05
@@ -44,3 +49,18 @@ def test_a_run_that_fails_is_said_and_is_the_exit_code(tmp_path):
     assert ended.returncode == 1 and "could not convert string to float: 'never'" in ended.stderr
     (one,) = json.loads((tmp_path / "found.json").read_text())
     assert one["ranks"] == 2 and "it failed with exit code" in one["why_not"]
+
+
+@pytest.mark.parametrize("options, job, is_here", [([], "", True), (["--host", "a:2"], "", False), ([], "7", False)])
+def test_ranks_on_other_hosts_share_a_folder(tmp_path, monkeypatch, options, job, is_here):
+    """Also where a batch system chooses the hosts."""
+    for name in mpirun_options.ALLOCATIONS:
+        monkeypatch.delenv(name, raising=False)
+    if job:
+        monkeypatch.setenv("SLURM_JOB_ID", job)
+    monkeypatch.setattr(cache, "find_cache_folder", lambda: tmp_path)
+    calls = []
+    monkeypatch.setattr(phantoms, "measure_real", lambda *given, is_here: calls.append((given[2].parent, is_here)))
+    plan = a_plan()
+    ranks.time_real_run(plan, Predictor(plan).predict_step(2), options, lambda *_: [])
+    assert calls == [(Path(tempfile.gettempdir()) if is_here else tmp_path, is_here)]

@@ -27,7 +27,7 @@ def test_numbers_of_ranks(text, ranks):
 
 
 def test_sizes_and_times():
-    assert [BYTES.convert(text, None, None) for text in ("16GiB", "1.5k", "7B")] == [16 << 30, 1500, 7]
+    assert [BYTES.convert(text, None, None) for text in ("16GiB", "1.5k", "7B", "2TB")] == [16 << 30, 1500, 7, 2e12]
     assert [TIME.convert(text, None, None) for text in ("6h", "90 min", "20")] == [21600, 5400, 20]
 
 

@@ -15,6 +15,7 @@ from matex_tf.world import child_process, mpirun_options
 from matex_tf.world.hosts.host_lists import Host, group_options, is_here
 
 SECONDS = 30.0  # seconds for all hosts to answer; mpirun alone would wait for the network's timeouts
+_REACH_OPTIONS = "launcher launcher-exec launch-agent bootstrap bootstrap-exec prefix allow-run-as-root".split()
 _LAST_SECONDS = 5.0  # seconds between SIGTERM and SIGKILL
 
 
@@ -24,7 +25,7 @@ def make_reach_command(mpirun: str, options: Sequence[str], host: Host) -> list[
     reach_options: list[str] = []
     for group in group_options(options):
         name = mpirun_options.parse_option_name(group[0])
-        if name.endswith("mca") or name in ("launcher", "launcher-exec", "bootstrap", "prefix", "allow-run-as-root"):
+        if name.endswith("mca") or name in _REACH_OPTIONS:
             reach_options += group
     return [mpirun, *reach_options, "--host", host.name, "-n", "1", "true"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -21,6 +22,7 @@ from matex_tf.planner.predict import Predictor
 from matex_tf.tune.database import DatabaseError
 from matex_tf.tune.report import page as search_page
 from matex_tf.tune.setup import NoSearchError
+from matex_tf.world import child_process
 
 NAMESPACE = click.option("--namespace", default="", metavar="NAMESPACE", help="Kubernetes: the namespace.")
 _PAUSE = 1.0  # seconds between two displays
@@ -48,7 +50,8 @@ def show_top(run: str, namespace: str, once: bool, prometheus: str | None) -> in
     try:
         watch = JobWatch(find_run_folder(run, namespace))
         if prometheus:
-            return _write_metrics(watch, Path(prometheus), once)
+            with child_process.handle_signals((signal.SIGTERM, signal.SIGHUP), child_process.exit_for_signal):
+                return _write_metrics(watch, Path(prometheus), once)
         if once or not console.is_terminal:
             console.print(_draw_run(watch.look_at_run(), _LINES))
             return 0
@@ -72,8 +75,8 @@ def _draw_run(state: WatchedState, height: int) -> RenderableType:
 def _write_metrics(watch: JobWatch, target: Path, once: bool) -> int:
     """Rewrite `target` every 15 s while ranks run, or once.
 
-    The file is removed at the end of the run, so that old figures do not appear current. While the job waits for a
-    restart, the file stays unchanged.
+    The file is removed at the end of the run or of this command, so that old figures do not appear current. While the
+    job waits for a restart, the file stays unchanged.
     """
     temporary = target.with_name(f"{target.name}.{os.getpid()}.part")  # node exporter reads files that end in .prom
     last_text = ""

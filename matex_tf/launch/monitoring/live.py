@@ -70,9 +70,9 @@ def show_picture(folder: str) -> Iterator[None]:
             child.wait()
 
 
-def draw_while(folder: str, source: int, console: Console) -> None:
+def draw_while(folder: str, source: int, console: Console, splitter: LineSplitter) -> None:
     """Print the output from `source`, and the display below it, until `source` ends."""
-    splitter, next_draw_at = LineSplitter(), 0.0
+    next_draw_at = 0.0
     with Live(console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live:
         while True:
             ready = select.select([source], [], [], max(next_draw_at - time.monotonic(), 0))[0]
@@ -124,7 +124,17 @@ def main(folder: str, source: int) -> None:
     """The child process that draws."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # this process ends with the ranks
     if os.isatty(source):
-        draw_while(folder, source, Console())
+        sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
+        splitter = LineSplitter()
+        try:
+            draw_while(folder, source, Console(), splitter)
+        except Exception:  # the output goes on without the display
+            chunk = splitter.rest + _read_chunk(source)
+            while chunk:
+                sys.stdout.buffer.write(chunk)
+                sys.stdout.flush()
+                chunk = _read_chunk(source)
+            raise
     else:
         print_progress(folder, source)
 

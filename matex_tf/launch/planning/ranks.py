@@ -152,7 +152,8 @@ def time_real_run(plan: Plan, prediction: Prediction, options: Sequence[str], la
         phantoms.NotMeasured: the script fails, does not train, or ends too early.
     """
     limits = phantoms.make_limits(plan.memory, plan.microbatch)
-    shared = cache.find_cache_folder() if options else None  # all hosts must see the folder of the run
+    is_here = not mpirun_options.chooses_hosts(options, os.environ)
+    shared = None if is_here else cache.find_cache_folder()  # all hosts must see the folder of the run
     with started.make_place(shared) as folder:
         if prediction.ranks == 1:
             # Without other ranks a phantom rank is a real one: rank 0 of 1, in 1 copy.
@@ -163,5 +164,5 @@ def time_real_run(plan: Plan, prediction: Prediction, options: Sequence[str], la
             return launch(prediction.ranks, words, options, environment)
 
         return phantoms.measure_real(
-            start_run, plan.script, folder, CHECKED_STEPS, plan.scaling, limits, is_here=not options
+            start_run, plan.script, folder, CHECKED_STEPS, plan.scaling, limits, is_here=is_here
         )

@@ -1,4 +1,6 @@
-"""Child processes and temporary folders of `matex plan`, both removed at its end, also after an error or a signal."""
+"""Child processes and temporary folders of `matex plan` and `matex run --check`, both removed at its end, also after an
+error or a signal.
+"""
 
 from __future__ import annotations
 
@@ -45,11 +47,14 @@ def catch_signals() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def make_place(shared: str | os.PathLike[str] | None = None) -> Iterator[Path]:
-    """A new folder during the context, in `shared` or among temporary files. First removes folders of killed plans."""
-    temp_folders.sweep_folders(PREFIX, shared)
-    # `handle` is a descriptor that locks the folder. While it is open, other plans do not remove the folder.
-    path, handle = temp_folders.make_folder(PREFIX, tempfile.gettempdir() if shared is None else shared)
+def make_place(shared: str | os.PathLike[str] | None = None, prefix: str = PREFIX) -> Iterator[Path]:
+    """A new folder during the context, in `shared` or among temporary files.
+
+    First removes folders of killed commands, whose names begin with the same `prefix`.
+    """
+    temp_folders.sweep_folders(prefix, shared)
+    # `handle` is a descriptor that locks the folder. While it is open, other commands do not remove the folder.
+    path, handle = temp_folders.make_folder(prefix, tempfile.gettempdir() if shared is None else shared)
     try:
         yield Path(path)
     finally:

@@ -41,22 +41,23 @@ def expected_bandwidth_closed(workers: int, share: float) -> float:
     """E_BW(n) / BW_w, equation 5 in closed form (not in the paper); `share` is P_t.
 
     At the edge of the domain, P_t = 1 / (n - 1), its value is 2 for every n. So within the domain XAI never requires
-    more than 2 BW_w / BW_ps servers.
+    more than 2 BW_w / BW_ps servers. Outside of it, with many workers, its value may exceed the range of floats:
+    infinity.
     """
     workers = arguments.check_whole_number("expected_bandwidth_closed", "workers", workers)
     if not 0 <= share <= 1:
         raise ValueError(f"expected_bandwidth_closed: expected P_t from 0 to 1; given {share}")
     try:
         power = (1 + share) ** (workers - 1)
-    except OverflowError:  # far outside of the domain
+    except OverflowError:
         return math.inf
-    return workers * share * (power - 1) + 1 - (power * (1 + share) - 1 - workers * share)
+    return power * (workers * share - 1 - share) + 2
 
 
 def servers(workers: int, share: float, ratio: float = 1.0) -> Estimate:
     """PS(n) for asynchronous updates, equation 6, rounded up; `ratio` is BW_ps / BW_w."""
     check_positive("servers", ratio=ratio)
     count = expected_bandwidth_closed(workers, share) / ratio
-    # Errors in the last digits are not rounded up.
-    rounded = math.ceil(count - 1e-9 * abs(count)) if count < math.inf else count
-    return Estimate(max(1, rounded), explain_outside(workers, share))
+    if count < math.inf:
+        count = max(1, math.ceil(count - 1e-9 * abs(count)))  # errors in the last digits are not rounded up
+    return Estimate(count, explain_outside(workers, share))
