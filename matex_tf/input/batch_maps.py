@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from matex_tf.input import advice
 from matex_tf.input.deferred import Deferred, make_whole
 from matex_tf.input.functions import Split, keep_apart, require
-from matex_tf.input.tickets import Tensors, digest_tensors, flatten_element, flatten_specs, map_dataset
+from matex_tf.input.tickets import Tensors, flatten_specs, map_dataset
 from matex_tf.lazy import tf
 from matex_tf.rewrite.emit import Copy
 from matex_tf.rewrite.placement import BATCH, REPLICATED, SIZES, WHOLE
@@ -114,8 +114,7 @@ def map_batches(dataset: Any, inner: Deferred) -> Deferred:
         return make_whole(dataset, are_batches=True, causes=[*causes, advice.explain_op(row_map)])
     ticket_size = len(flatten_specs(inner.tickets.element_spec))  # without the front's results, which follow
 
-    def run_front(*element: Any) -> Any:
-        ticket = flatten_element(inner.tickets.element_spec, element)
+    def run_front(ticket: Tensors) -> Any:
         return *ticket, *split.build_front([None] * len(inner.are_rows))  # None: tensors of the batch, all unused
 
     def compute(ticket: Tensors, batch_slice: Slice) -> Tensors:
@@ -125,12 +124,6 @@ def map_batches(dataset: Any, inner: Deferred) -> Deferred:
         unused = [tensor for index, tensor in enumerate(batch) if inner.is_work and index not in split.back_takes]
         results = row_map.build([*(batch[index] for index in split.back_takes), *ticket[ticket_size:]], batch_slice)
         return require(unused, results)
-
-    def digest(ticket: Tensors) -> Any:
-        # A hash by which ranks compare their batches. The back gives equal results for equal inputs, so it is enough to
-        # hash its inputs: the batch and the front's results.
-        front_results, digest_before = ticket[ticket_size:], inner.digest(ticket[:ticket_size])
-        return digest_tensors([digest_before, *front_results]) if front_results else digest_before
 
     # A padded tensor that the map merely passes on is a padded result, which ranks lengthen later (`Deferred.pads`).
     # split.passed: for each result, the index of the input of the back that it equals; None if it is computed.
@@ -142,7 +135,6 @@ def map_batches(dataset: Any, inner: Deferred) -> Deferred:
         tickets=inner.tickets if split.front is None else map_dataset(inner.tickets, run_front),
         count_rows=lambda ticket: inner.count_rows(ticket[:ticket_size]),
         compute=compute,
-        digest=digest,
         are_rows=row_map.are_rows,
         spec=dataset._map_func.output_structure,
         is_work=True,

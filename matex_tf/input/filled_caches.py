@@ -81,8 +81,7 @@ def use_filled_caches(dataset: Any) -> Any:
             _note_elements(random_caches)
             return dataset
 
-        def work(*ticket: Any) -> Any:
-            tensors = deferred.compute(tickets.flatten_element(deferred.tickets.element_spec, ticket), None)
-            return tickets.pack(dataset.element_spec, tensors)
+        def work(ticket: tickets.Tensors) -> Any:
+            return tickets.pack(dataset.element_spec, deferred.compute(ticket, None))
 
         return tickets.map_dataset(deferred.tickets, work).with_options(dataset.options())

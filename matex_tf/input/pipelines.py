@@ -63,13 +63,13 @@ def list_functions(dataset: Any) -> list[Any]:
     return [wrapped.function for step in list_pipeline(dataset) for wrapped in step._functions()]
 
 
-# The following functions take the definitions of ops (`graph_ops.iterate_nodes`).
-
-
 def list_stateful(step: Any) -> list[Any]:
-    """The stateful ops in the functions of one step of a pipeline."""
+    """The definitions of the stateful ops in the functions of one step of a pipeline."""
     nodes = [node for wrapped in step._functions() for node in graph_ops.iterate_nodes(wrapped.function.graph)]
     return list(filter(is_stateful, nodes))
+
+
+# The following functions answer questions on an op, by its definition.
 
 
 def is_stateful(node: Any) -> bool:

@@ -142,10 +142,7 @@ def _build(function: Callable[..., Any], spec: Any, source: Any) -> Callable[...
     """
     from tensorflow.python.data.ops import dataset_ops
 
-    def make(*element: Any) -> Any:
-        return dataset_ops._VariantDataset(function(*tickets.flatten_element(source.element_spec, element)), spec)
-
-    return tf.autograph.experimental.do_not_convert(make)
+    return tickets.take_tensors(source, lambda tensors: dataset_ops._VariantDataset(function(*tensors), spec))
 
 
 def _make_dataset(step: Any, function: Callable[..., Any], cpus: int) -> Any:
@@ -205,15 +202,15 @@ def _find_source(dataset: Any) -> Any:
 
 def _call(step: Any, wrapped: Any) -> Callable[..., Any]:
     """The function of a step, for another step of its kind."""
-    function, spec = wrapped.function, step._input_dataset.element_spec
+    function = wrapped.function
     _check_function(function)
 
-    def call(*element: Any) -> Any:
-        results = function(*tickets.flatten_element(spec, element))
+    def call(tensors: tickets.Tensors) -> Any:
+        results = function(*tensors)
         results = results if isinstance(results, (list, tuple)) else [results]
         return tickets.pack(wrapped.output_structure, results)
 
-    return tf.autograph.experimental.do_not_convert(call)
+    return tickets.take_tensors(step._input_dataset, call)
 
 
 def _check_function(function: Any) -> None:

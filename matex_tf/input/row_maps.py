@@ -13,7 +13,7 @@ from typing import Any
 from matex_tf.input import advice, records
 from matex_tf.input.deferred import Deferred, make_whole
 from matex_tf.input.functions import PYTHON, Split, require
-from matex_tf.input.tickets import Tensors, digest_tensors, flatten, flatten_element, flatten_specs, map_dataset
+from matex_tf.input.tickets import Tensors, flatten, flatten_specs, map_dataset
 
 
 def read_records(dataset: Any, indexed: records.Records) -> Deferred:
@@ -63,7 +63,6 @@ def map_rows(dataset: Any, inner: Deferred) -> Deferred:
     return inner._replace(
         tickets=inner.tickets if split.front is None else _run_front(inner, split, dataset),
         compute=compute,
-        digest=digest_tensors,
         spec=spec,
         are_rows=[False] * len(flatten_specs(spec)),
         is_work=inner.is_work or split.is_work,
@@ -75,8 +74,7 @@ def map_rows(dataset: Any, inner: Deferred) -> Deferred:
 def _run_front(inner: Deferred, split: Split, dataset: Any) -> Any:
     """The tickets of a map whose function has a front; see `map_rows`."""
 
-    def run(*element: Any) -> Any:
-        ticket = flatten_element(inner.tickets.element_spec, element)
+    def run(ticket: Tensors) -> Any:
         inputs = [None if index is None else ticket[index] for index in inner.passed]  # None: computed, later
         before = ticket if inner.is_work else [inputs[index] for index in split.back_takes]
         return *before, *split.build_front(inputs)
