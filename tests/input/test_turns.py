@@ -13,6 +13,7 @@ from resilience.test_elastic import run
 
 import launch
 from matex_tf.input import items, turns
+from matex_tf.steps import batches
 
 pytestmark = pytest.mark.skipif(not hasattr(keras.utils, "PyDataset"), reason="Keras 2 has no PyDataset")
 CASES = Path(__file__).with_name("turns_cases.py")
@@ -75,7 +76,8 @@ def test_a_pass_without_turns_ends_with_an_item_that_fails():
     source = turns.Source(adapter, "Breaks", 0.1)
     source.start_sharing(adapter.get_tf_dataset())
     source.is_shared = source.is_open = False
-    whole_pass = turns.Pass(source)
+    iterator = source.iterate(iter)
+    whole_pass = batches.find_shared_batches(iterator)
     assert [int(whole_pass.take().take_whole()[0][0, 0]) for _ in range(3)] == [0, 1, 2]
     with pytest.raises(tf.errors.OpError, match="no file of item 3"):
         whole_pass.take()
