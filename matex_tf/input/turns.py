@@ -14,7 +14,6 @@ item by `Pass.take`, and code outside shared steps by `take_element`.
 
 from __future__ import annotations
 
-import traceback
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -32,12 +31,6 @@ from matex_tf.steps import batches, failures
 from matex_tf.world import membership, world
 
 _SOURCE = "items by turns"
-_ERRORS: dict[type[Exception] | tuple[type[Exception], ...], str] = {
-    (TypeError, ValueError): "InvalidArgumentError",
-    MemoryError: "ResourceExhaustedError",
-    NotImplementedError: "UnimplementedError",
-}
-"""The errors that TensorFlow raises in place of Python's errors in a generator; for any other error: UnknownError."""
 _MEASURED_ITEMS = 4
 """The number of items that are sent before the ranks choose between sending items and making all of them everywhere."""
 _FIRST_COMPARED = 4
@@ -164,6 +157,7 @@ class Source:
         """
         new_pass = Pass(self)
         self.next_pass = weakref.ref(new_pass)  # weak: a dropped pass makes no more items
+        self._make_iterator = make_iterator
         iterator = make_iterator(self.dataset)
         new_pass.whole_iterator = weakref.ref(iterator)
         batches.note_shared_batches(iterator, new_pass)
@@ -173,35 +167,20 @@ class Source:
         """The numbers of the items of a pass, in Keras' order. Called when the first item of the pass is taken."""
         return items_ahead.order_items(self._adapter)
 
-    def make_ahead(self, numbers: Sequence[int]) -> items_ahead.ItemsAhead:
-        """An iterator of the flat tensors of items, made ahead. Raises any error of the object."""
-        return items_ahead.ItemsAhead(self._adapter.py_dataset, numbers, self._convert)
+    def make_ahead(self, numbers: Sequence[int]) -> Any:
+        """An iterator of items, which are made and converted to tensors ahead, until it is dropped."""
+        made = items_ahead.ItemsAhead(self._adapter.py_dataset, numbers)  # begins now, not with the generator
+        dataset = tf.data.Dataset.from_generator(lambda: self._give_items(made), output_signature=self.spec)
+        options = tf.data.Options()
+        options.experimental_warm_start = True  # the generator begins now: when it is dropped, it ends the making
+        return self._make_iterator(dataset.prefetch(1).with_options(options))
 
-    def make_item(self, number: int) -> list[Any]:
-        """The flat tensors of an item, made by this rank now."""
-        made = map(self._convert, map(self._adapter.py_dataset.__getitem__, [number]))  # lazy
-        return self.take_from(made)  # makes the item, and converts an error of the object
+    def take_from(self, iterator: Any) -> list[Any]:
+        """The flat tensors of the next item. If the object fails: the tf.errors.OpError of a generator of Keras."""
+        return tickets.take_next(iterator._iterator_resource, self.specs)
 
-    def _convert(self, item: Any) -> list[Any]:
-        """The flat tensors of an item of the object."""
-        from tensorflow.python.data.util import structure
-
-        item = self._adapter._standardize_batch(item)
-        with tf.device("CPU:0"):
-            item = structure.normalize_element(item, self.spec)
-        found = structure.type_spec_from_value(item)
-        if not structure.are_compatible(found, self.spec):
-            raise TypeError(f"expected an item like the first ones, {self.spec}; found {found}")
-        return tickets.flatten(self.spec, item)
-
-    def take_from(self, made: Iterator[list[Any]]) -> list[Any]:
-        """The next tensors of `made`. If the object fails, raises tf.errors.OpError, as a generator of Keras would."""
-        try:
-            return next(made)
-        except Exception as error:
-            kind = next((kind for python, kind in _ERRORS.items() if isinstance(error, python)), "UnknownError")
-            text = f"{type(error).__name__}: {error}\n{''.join(traceback.format_exception(error))}"
-            raise getattr(tf.errors, kind)(None, None, text) from error
+    def _give_items(self, made: items_ahead.ItemsAhead) -> Iterator[Any]:
+        return map(self._adapter._standardize_batch, made.give_items())
 
     def _generate(self) -> Iterator[Any]:
         """The generator of Keras' dataset. TensorFlow runs it in a thread when code takes elements of an iterator.
@@ -211,12 +190,7 @@ class Source:
         """
         whole_pass = self.next_pass() or Pass(self)  # a new pass if `iterate` was not called, as in other threads
         self.next_pass = lambda: None
-        numbers = whole_pass.give_up_turns()
-        made = items_ahead.ItemsAhead(self._adapter.py_dataset, numbers, self._adapter._standardize_batch)
-        try:
-            yield from made
-        finally:
-            made.stop()
+        return self._give_items(items_ahead.ItemsAhead(self._adapter.py_dataset, whole_pass.give_up_turns()))
 
     def choose(self) -> None:
         """Choose the faster way: turns, or all items on every rank. Collective."""
@@ -260,7 +234,7 @@ class Pass:
         taken in all earlier passes.
     _order: the numbers of the items, in the order of this pass; None before its first item.
     _is_order_agreed: the ranks have compared their orders.
-    _made: the iterator of the items that this rank makes ahead. _stop: ends the making.
+    _made: the iterator of the items that this rank makes ahead.
     _prepared_for: the number of ranks for which `_made` was created.
     _is_whole: the generator of the iterator makes all remaining items on this rank.
     """
@@ -269,8 +243,7 @@ class Pass:
         self.source, self._position, self._taken_before = source, 0, source.taken_count
         self._order: list[int] | None = None
         self._prepared_for = 0
-        self._made: Iterator[list[Any]] = iter(())
-        self._stop: Callable[[], object] = lambda: None
+        self._made: Any = None
         self._is_whole = self._is_order_agreed = False
         self.whole_iterator: Callable[[], Any] = lambda: None
 
@@ -283,8 +256,7 @@ class Pass:
 
     def give_up_turns(self) -> list[int]:
         """The numbers of all remaining items: from now on the generator makes all of them."""
-        self._is_whole = True
-        self._stop()
+        self._is_whole, self._made = True, None
         return self.order[self._position :]
 
     def take(self) -> Any:
@@ -309,8 +281,7 @@ class Pass:
             if not source.is_shared:
                 self._is_whole, source.next_pass = True, weakref.ref(self)
         if self._is_whole:
-            iterator = self.whole_iterator()
-            return batches.WholeBatch(tickets.take_next(iterator._iterator_resource, source.specs), source.are_rows)
+            return batches.WholeBatch(source.take_from(self.whole_iterator()), source.are_rows)
         position = self._position  # if a rank is lost meanwhile, the turn is repeated from here
         item = membership.attempt_collectives(NEXT, self._take_turn, undo=lambda: self._move_to(position))
         if item.failure:
@@ -356,11 +327,7 @@ class Pass:
         if size == self._prepared_for:
             return
         numbers = [self.order[at] for at in range(self._position, len(self.order)) if self._makes(at)]
-        self._stop()
-        self._prepared_for = size
-        if numbers:
-            made = self.source.make_ahead(numbers)
-            self._made, self._stop = made, weakref.finalize(self, made.stop)  # stops also if the pass is dropped
+        self._prepared_for, self._made = size, self.source.make_ahead(numbers) if numbers else None
 
     def _makes(self, position: int) -> bool:
         """Whether this rank makes an item, in its turn or for a comparison.
