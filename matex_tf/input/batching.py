@@ -28,7 +28,7 @@ def batch(dataset: Any, inner: Deferred) -> Deferred:
     is_padded = pipelines.name_kind(dataset) == "PaddedBatchDataset"
     is_dense = all(shape.is_fully_defined() for _, shape in flatten_specs(inner.tickets.element_spec))
     batches = _batch_windows(dataset, inner, is_padded) if is_padded or not is_dense else _batch_tensors(dataset, inner)
-    return batches._replace(spec=dataset.element_spec, passed=())
+    return batches._replace(spec=dataset.element_spec, passed=[None] * len(batches.are_rows))
 
 
 def _batch_tensors(dataset: Any, inner: Deferred) -> Deferred:

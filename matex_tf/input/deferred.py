@@ -27,8 +27,8 @@ class Deferred(NamedTuple):
     spec: of an element.
     are_rows: which flat tensors of an element have the rows of a batch.
     is_work: there is something to compute or to check after the tickets.
-    passed: for each flat tensor of a row, the index of the ticket's tensor that it equals; None if it is computed.
-        Empty for batches.
+    passed: for each flat tensor of an element, the index of the ticket's tensor that it equals; None if it is computed,
+        as all rows of batches are.
     pads: the padding values of the tensors that are padded to the longest row, by their indices.
     causes: why some work is in the tickets, which every rank makes for each element: texts for `--explain`.
     files: the datasets of indexed records, whose files are indexed again if they change between iterations.
@@ -41,7 +41,7 @@ class Deferred(NamedTuple):
     spec: Any
     are_rows: list[bool]
     is_work: bool
-    passed: Sequence[int | None] = ()
+    passed: Sequence[int | None]
     pads: dict[int, Any] = {}
     causes: tuple[str, ...] = ()
     files: tuple[Any, ...] = ()
@@ -63,7 +63,7 @@ def make_whole(dataset: Any, are_batches: bool, causes: Iterable[str] = ()) -> D
         spec=dataset.element_spec,
         are_rows=are_rows,
         is_work=False,
-        passed=() if are_batches else range(len(specs)),
+        passed=[None] * len(specs) if are_batches else range(len(specs)),
         causes=tuple(causes),
     )
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from matex_tf import tags
-from matex_tf.input import advice, batch_maps, batching, memories, pipelines, records, row_maps
+from matex_tf.input import advice, batching, maps, memories, pipelines, records
 from matex_tf.input.changing_state import reads_changing
 from matex_tf.input.deferred import Deferred, make_whole
 from matex_tf.input.tickets import (
@@ -50,8 +50,7 @@ def _find_deferred(dataset: Any, are_batches: bool) -> Deferred:
         inner = find_deferred(dataset._input_dataset, are_batches)
         return inner._replace(tickets=ORDER[kind](dataset, inner.tickets))
     if kind in MAPS:
-        map_elements = batch_maps.map_batches if are_batches else row_maps.map_rows
-        return map_elements(dataset, find_deferred(dataset._input_dataset, are_batches))
+        return maps.map_elements(dataset, find_deferred(dataset._input_dataset, are_batches), are_batches)
     if kind in batching.KINDS and are_batches:
         return batching.batch(dataset, find_deferred(dataset._input_dataset, are_batches=False))
     if kind == "CacheDataset" and is_in_memory(dataset):
@@ -61,7 +60,7 @@ def _find_deferred(dataset: Any, are_batches: bool) -> Deferred:
     # The `Records` if the dataset reads rows from files that can be indexed; else the reason why not, or "".
     indexed = "" if are_batches else records.make_tickets(dataset)
     if isinstance(indexed, records.Records):
-        return row_maps.read_records(dataset, indexed)
+        return maps.read_records(dataset, indexed)
     return make_whole(dataset, are_batches, advice.explain_step(dataset, reason=indexed))
 
 
