@@ -16,7 +16,7 @@ from matex_tf.lazy import tf
 from matex_tf.own_functions import trace_own
 from matex_tf.rewrite import graph_ops
 from matex_tf.rewrite.functions import is_stateful
-from matex_tf.rewrite.subgraphs import reach
+from matex_tf.rewrite.subgraphs import list_consumers, reach
 
 PYTHON = frozenset(("PyFunc", "EagerPyFunc"))
 """Ops that call Python functions."""
@@ -212,7 +212,7 @@ def _list_previous(op: Any) -> list[Any]:
 
 def _list_users(op: Any) -> list[Any]:
     """The ops that run after an op, because they take its results or wait for it."""
-    return [*op._control_outputs, *(user for tensor in op.outputs for user in tensor.consumers())]
+    return [*op._control_outputs, *list_consumers(op)]
 
 
 def _reads_state(op: Any) -> bool:
