@@ -61,19 +61,19 @@ class ItemsAhead:
             self._pool.terminate()  # does not wait for an item that a thread is making
 
 
-class _Numbers:
-    """A `PyDataset` whose items are their own numbers."""
+class KnownItems:
+    """Stands in for a `PyDataset`, with items that exist already."""
 
-    def __init__(self, count: int):
-        self.num_batches = count
+    def __init__(self, items: Sequence[Any]):
+        self._items, self.num_batches = items, len(items)
 
-    def __getitem__(self, number: int) -> int:
-        return number
+    def __getitem__(self, number: int) -> Any:
+        return self._items[number]
 
 
 def order_items(adapter: Any) -> list[int]:
     """The numbers of the items of the next pass of a `PyDatasetAdapter`, in Keras' own order, with its random draws."""
     copied = copy.copy(adapter)  # an adapter whose items are numbers
-    copied.py_dataset = _Numbers(adapter.py_dataset.num_batches)
+    copied.py_dataset = KnownItems(range(adapter.py_dataset.num_batches))
     copied._standardize_batch = lambda item: item
     return list(copied._finite_generator())

@@ -57,7 +57,7 @@ def take_turns(adapter: Any, make_dataset: Callable[[], Any], obstacle: str = ""
         return make_dataset()
     comparison = items.compare_items(whole, name)
     source = None if comparison.why else Source(adapter, name, comparison.seconds)
-    adapter.py_dataset = _FirstItems(comparison.items)  # Keras learns the shapes from them
+    adapter.py_dataset = items_ahead.KnownItems(comparison.items)  # Keras learns the shapes from them
     try:
         dataset = make_dataset()
     finally:
@@ -75,16 +75,6 @@ def take_turns(adapter: Any, make_dataset: Callable[[], Any], obstacle: str = ""
         source.start_sharing(dataset)
         _explain(name, "ranks take turns")
     return dataset
-
-
-class _FirstItems:
-    """Stands in for a `PyDataset` while Keras looks at its first items, so that Keras does not make them again."""
-
-    def __init__(self, made: Sequence[Any]):
-        self._made, self.num_batches = made, len(made)
-
-    def __getitem__(self, number: int) -> Any:
-        return self._made[number]
 
 
 def _find_obstacle(py_dataset: Any) -> str:

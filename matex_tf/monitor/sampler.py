@@ -187,13 +187,12 @@ class Recorder:
         """Record an event in events-N.jsonl of this rank; N is not 0 if rank 0 was lost."""
         if self.log is None:
             return
-        with real_files.use_real_files():
-            try:
-                self.events = self.events or Log(Path(self.folder, EVENTS.format(self.rank)), _report_loss)
-            except OSError as error:
-                _report_loss(error)
-            else:
-                self.events.write_line(up=ops.count_completed(ops.GRADIENTS), **event)
+        try:
+            self.events = self.events or Log(Path(self.folder, EVENTS.format(self.rank)), _report_loss)
+        except OSError as error:
+            _report_loss(error)
+        else:
+            self.events.write_line(up=ops.count_completed(ops.GRADIENTS), **event)
 
     def finish_recording(self) -> None:
         """Called at the end of the script. Collective."""
@@ -218,12 +217,11 @@ class Recorder:
         """The thread: write a sample each `seconds`, which double after each `HALVING_LINES` lines."""
         assert self.log is not None  # otherwise the thread is not started
         next_sample_at = time.monotonic()
-        with real_files.use_real_files():
-            while not self.ended.wait(max(next_sample_at - time.monotonic(), 0)):
-                self.log.write_line(**self.take_sample())
-                if self.log.lines % HALVING_LINES == 0:
-                    self.seconds *= 2
-                next_sample_at = max(next_sample_at + self.seconds, time.monotonic())
+        while not self.ended.wait(max(next_sample_at - time.monotonic(), 0)):
+            self.log.write_line(**self.take_sample())
+            if self.log.lines % HALVING_LINES == 0:
+                self.seconds *= 2
+            next_sample_at = max(next_sample_at + self.seconds, time.monotonic())
 
     def _write_last_line(self, end_text: str) -> None:
         """Write the last line, unless the disk blocks for too long."""
@@ -233,5 +231,4 @@ class Recorder:
         if self.thread is not threading.current_thread():
             self.thread.join(_END_SECONDS)
         if not self.thread.is_alive():
-            with real_files.use_real_files():
-                self.log.write_line(**self.take_sample(), end=end_text)
+            self.log.write_line(**self.take_sample(), end=end_text)
