@@ -34,7 +34,6 @@ class LocalSteps:
     """Listens to training steps after `start_listening`, and switches the steps of `fit` to local training."""
 
     def __init__(self) -> None:
-        self._models: weakref.WeakSet[Any] = weakref.WeakSet()  # models whose last call of `fit` may train locally
         self._plans: weakref.WeakSet[Any] = weakref.WeakSet()  # plans that use local copies
         self._obstacles: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         """For each plan, the reason why its steps cannot run locally; "" if they can."""
@@ -59,10 +58,6 @@ class LocalSteps:
         if why:
             choice.report_fallback("local", f"fit on '{model.name}'", why)
         self._epoch_metrics.pop(model, None)
-        if choice.is_chosen("local") and not why:
-            self._models.add(model)
-        else:
-            self._models.discard(model)
 
     def _begin_step(self, plan: Any) -> None:
         """Choose the copy of a step: local if `fit` trains with it and its graph allows it, else the usual one.
@@ -70,8 +65,8 @@ class LocalSteps:
         Collective if ranks compute the step together, and their variables may differ.
         """
         model = keras_fit.fitted.get()
-        is_training = model in self._models and bool(plan.trained)  # weights
-        is_local = is_training and self._can_run_locally(plan)
+        is_training = model is not None and choice.is_chosen("local") and bool(plan.trained)  # weights
+        is_local = is_training and not _find_obstacle(model) and self._can_run_locally(plan)
         if not is_local:
             self._average_all(plan.place)
         if is_local and plan not in self._plans:

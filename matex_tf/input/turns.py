@@ -163,6 +163,7 @@ class Source:
         dataset = tf.data.Dataset.from_generator(lambda: self._give_items(made), output_signature=self.spec)
         options = tf.data.Options()
         options.experimental_warm_start = True  # the generator begins now: when it is dropped, it ends the making
+        options.autotune.enabled = False  # the tuning thread may sleep for a minute after the end
         return self._make_iterator(dataset.prefetch(1).with_options(options))
 
     def take_from(self, iterator: Any) -> list[Any]:

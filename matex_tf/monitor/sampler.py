@@ -67,10 +67,9 @@ def note_epoch(epoch: int, params: Mapping[str, Any], logs: Mapping[str, Any] | 
     `call`, the number of the call of `fit`, identifies an epoch that is repeated after a restart.
     """
     call_member = {} if call is None else {"call": call}
-    if _recorder is not None and _is_writer(_recorder):
-        _recorder.write_event(
-            epoch=epoch + 1, of=params.get("epochs"), steps=params.get("steps"), logs=pick_numbers(logs), **call_member
-        )
+    _write_event(
+        epoch=epoch + 1, of=params.get("epochs"), steps=params.get("steps"), logs=pick_numbers(logs), **call_member
+    )
 
 
 def note_loss(became_first: bool) -> None:  # a listener of `events.world_changed`
@@ -80,13 +79,13 @@ def note_loss(became_first: bool) -> None:  # a listener of `events.world_change
 
 def note_event(text: str) -> None:
     """Record an event for the report, on rank 0."""
-    if _recorder is not None and _is_writer(_recorder):
-        _recorder.write_event(event=text)
+    _write_event(event=text)
 
 
-def _is_writer(recorder: Recorder) -> bool:
-    """Whether this process is rank 0, and not a fork of a rank."""
-    return recorder.process == os.getpid() and world.get_world().rank == 0
+def _write_event(**event: Any) -> None:
+    """Record an event if this process is rank 0, and not a fork of a rank."""
+    if _recorder is not None and _recorder.process == os.getpid() and world.get_world().rank == 0:
+        _recorder.write_event(**event)
 
 
 def _make_folder(run: Path) -> tuple[str, str, str]:
