@@ -145,3 +145,16 @@ def test_an_error_is_raised_in_its_turn(workers, uses_processes):
     with pytest.raises(KeyError, match="no"):
         next(given)
     assert not list(given)
+
+
+class Exhausted(Plain):
+    def __getitem__(self, number):
+        return next(iter(range(number)))
+
+
+def test_an_item_that_raises_stop_iteration_is_an_error_and_no_end():
+    """As in a generator of Keras."""
+    given = items_ahead.ItemsAhead(Exhausted(0, False), [1, 0, 1]).give_items()
+    assert next(given) == 0
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        next(given)
