@@ -8,6 +8,7 @@ other ops, becomes work.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from matex_tf.input import advice, records
@@ -15,7 +16,6 @@ from matex_tf.input.deferred import Deferred, make_whole
 from matex_tf.input.functions import PYTHON, Split, require
 from matex_tf.input.row_maps import RowMap, find_row_map
 from matex_tf.input.tickets import Tensors, flatten, flatten_specs, map_dataset
-from matex_tf.rewrite.sharing import Slice
 
 
 def read_records(dataset: Any, indexed: records.Records) -> Deferred:
@@ -37,14 +37,18 @@ def map_elements(dataset: Any, inner: Deferred, are_batches: bool) -> Deferred:
     The front runs before the work. If it needs results of the work, every rank makes the rows before the map whole. Of
     batches, every rank makes the results of the map whole, also if `_find_row_map` finds another obstacle.
     """
-    split = Split(dataset._map_func.function)
+    split, spec = Split(dataset._map_func.function), dataset._map_func.output_structure
     causes = (*inner.causes, *map(advice.explain_op, split.ordered))
+    run_back: Callable[[Tensors, Any], Tensors]
     if are_batches:
         row_map = _find_row_map(split, inner)
         if isinstance(row_map, str):  # the obstacle
             return make_whole(dataset, are_batches, [*causes, advice.explain_op(row_map)])
-    elif _needs_work(split, inner):
-        inner = make_whole(dataset._input_dataset, are_batches)
+        run_back, are_rows = row_map.build, row_map.are_rows
+    else:
+        if _needs_work(split, inner):
+            inner = make_whole(dataset._input_dataset, are_batches)
+        run_back, are_rows = lambda inputs, _: split.build_back(inputs), [False] * len(flatten_specs(spec))
     ticket_size, input_count = len(flatten_specs(inner.tickets.element_spec)), len(split.back_takes)
     # The new ticket has the ticket of `inner`, then the front's results, if there is a front. In one case it has only
     # what the back takes: there is a front, and `inner` has rows without work, which would need the ticket of `inner`.
@@ -55,10 +59,7 @@ def map_elements(dataset: Any, inner: Deferred, are_batches: bool) -> Deferred:
         before = ticket if keeps_ticket else [inputs[index] for index in split.back_takes]
         return *before, *split.build_front(inputs)
 
-    def run_back(inputs: Tensors, batch_slice: Slice | None) -> Tensors:
-        return row_map.build(inputs, batch_slice) if are_batches else split.build_back(inputs)
-
-    def compute(ticket: Tensors, batch_slice: Slice | None) -> Tensors:
+    def compute(ticket: Tensors, batch_slice: Any) -> Tensors:  # None: a row has no slice
         if not keeps_ticket:
             return run_back(ticket, batch_slice)
         element = inner.compute(ticket[:ticket_size], batch_slice)
@@ -75,7 +76,6 @@ def map_elements(dataset: Any, inner: Deferred, are_batches: bool) -> Deferred:
         is_input = index < input_count  # else a result of the front, which follows the ticket of `inner`
         return inner.passed[split.back_takes[index]] if is_input else index - input_count + ticket_size
 
-    spec = dataset._map_func.output_structure
     # A padded tensor that the map merely passes on is a padded result, which ranks lengthen later (`Deferred.pads`).
     pads = {}
     for at, index in enumerate(split.passed):
@@ -87,7 +87,7 @@ def map_elements(dataset: Any, inner: Deferred, are_batches: bool) -> Deferred:
         compute=compute,
         count_rows=lambda ticket: inner.count_rows(ticket[:ticket_size]),
         spec=spec,
-        are_rows=row_map.are_rows if are_batches else [False] * len(flatten_specs(spec)),
+        are_rows=are_rows,
         is_work=inner.is_work or split.is_work,
         passed=list(map(find_passed, split.passed)),
         pads=pads,
