@@ -36,10 +36,10 @@ class OwnCopy(Copy):
         In the usual copy rank 0 has the term, and the other ranks have 0. An integer term would not be exact:
         `find_obstacle` refuses it. But zeros are exact.
         """
-        return tensor / world.get_world().trainers if _is_divisible(tensor.dtype) else tf.zeros_like(tensor)
+        return tensor / world.get_world().trainers if is_divisible(tensor.dtype) else tf.zeros_like(tensor)
 
 
-def _is_divisible(dtype: Any) -> bool:
+def is_divisible(dtype: Any) -> bool:
     return dtype.is_floating or dtype.is_complex
 
 
@@ -160,6 +160,6 @@ def _keeps_integers(program: Program, gives: Sequence[Placement]) -> bool:
     # Numbers without a seed: one rank draws them for all (`randoms.draw_once`).
     drawn = [value for node in program.nodes if has_no_seed(node.op) for value in node.outputs]
     terms += [value for value in drawn if value.placement.kind == PARTIAL]
-    if any(not _is_divisible(value.dtype) and not value.placement.is_zero for value in terms):
+    if any(not is_divisible(value.dtype) and not value.placement.is_zero for value in terms):
         return True
     return any(_keeps_integers(body, body.gives) for node in program.nodes for body in node.bodies)

@@ -108,6 +108,11 @@ def reach(starts: Iterable[_Item], list_next: Callable[[_Item], Iterable[_Item]]
     return list(found.values())
 
 
+def list_consumers(op: Any) -> list[Any]:
+    """The ops that take a result of an op."""
+    return [consumer for output in op.outputs for consumer in output.consumers()]
+
+
 def list_needed(graph: Any, fed: set[str], tensors: Iterable[Any], operations: Iterable[Any]) -> list[Any]:
     """The ops that a run with these fetches needs, in the order of their creation. fed: the names of fed tensors."""
     makers = [tensor.op for tensor in tensors if tensor.name not in fed]
