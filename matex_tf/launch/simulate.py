@@ -229,7 +229,7 @@ def _show_servers(plan: plan_file.Plan | None, ranks: Sequence[int] | None, opti
             servers = int(min(estimate.value, ceil(workers / ratio)))
             efficiency = queueing.compute_efficiency(workers, servers, computing, transferring, ratio)
             outside = f"\n[red]outside its domain:[/] {estimate.outside}" if estimate.outside else ""
-            count = f"{estimate.value:.4g}" if estimate.value > servers else str(servers)
+            count = f"{estimate.value:.0f}" if estimate.value < 1e6 else f"{estimate.value:.2g}"
             cells.append(f"{count} ({efficiency:.0%}){outside}")
         table.add_row(str(workers), f"{share:.3f}", *cells)
     console = Console()
