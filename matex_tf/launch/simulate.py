@@ -157,12 +157,12 @@ def _show_steps(plan: plan_file.Plan, ranks: Sequence[int], options: dict[str, A
     changes = list(options["what"])
     server_changes = [change for change in changes if change.startswith("servers=")]
 
-    def list_row_changes(change: str) -> list[str]:
-        # A change of pulls has a meaning with servers only, so its row has the change of servers, too.
-        return [change, *server_changes] if change.startswith("pull=") else [change]
-
     # For each row of the table, its name and its changes: no change, each change alone, and all changes.
-    rows = [("as planned", []), *((change, list_row_changes(change)) for change in changes)]
+    rows: list[tuple[str, list[str]]] = [("as planned", [])]
+    for change in changes:
+        # A change of pulls has a meaning with servers only, so it has a row with each change of servers.
+        pairs = [[change, server] for server in server_changes] if change.startswith("pull=") else []
+        rows += [(" ".join(pair) if len(pairs) > 1 else change, pair) for pair in pairs] or [(change, [change])]
     if len(changes) > 1 and len({change.partition("=")[0] for change in changes}) == len(changes):
         rows.append(("all of these", changes))  # two values of one name exclude each other
     variants = [(name, what_if.read_changes(row_changes)) for name, row_changes in rows]
