@@ -200,7 +200,7 @@ class Jobs:
         # The id of the job: from the note of the search, else from the job itself, else from Slurm's queue. A full disk
         # leaves incomplete notes.
         job_id = ""
-        with contextlib.suppress(OSError, ValueError, KeyError):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             job_id = run_folder.read_note(folder)[1].id
         if not job_id and (folder / BEGAN).is_file():
             job_id = (folder / BEGAN).read_text().strip()
