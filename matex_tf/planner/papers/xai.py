@@ -56,7 +56,7 @@ def expected_bandwidth_closed(workers: int, share: float) -> float:
 def servers(workers: int, share: float, ratio: float = 1.0) -> Estimate:
     """PS(n) for asynchronous updates, equation 6, rounded up; `ratio` is BW_ps / BW_w."""
     check_positive("servers", ratio=ratio)
-    count = expected_bandwidth_closed(workers, share) / ratio
+    server_count = expected_bandwidth_closed(workers, share) / ratio
     # Errors in the last digits are not rounded up.
-    rounded = math.ceil(count - 1e-9 * abs(count)) if count < math.inf else count
-    return Estimate(max(1, rounded), explain_outside(workers, share))
+    rounded_count = math.ceil(server_count - 1e-9 * abs(server_count)) if server_count < math.inf else server_count
+    return Estimate(max(1, rounded_count), explain_outside(workers, share))
