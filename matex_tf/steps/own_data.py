@@ -60,15 +60,6 @@ def note_constant(array: np.ndarray) -> None:
     )
 
 
-def refuse_in_session(dataset: Any) -> None:
-    """Raises UnsupportedError for a dataset of this rank's own rows, for which an iterator of a session is made."""
-    if world.is_active() and not is_alone() and shard_arrays.is_shard(dataset):
-        raise errors.UnsupportedError(
-            "an iterator of a tf.compat.v1 graph is made for a dataset of each rank's own rows (matex_tf.shard, "
-            "DataSet), of which no run is told. Feed arrays of these rows, or give every rank all of the data"
-        )
-
-
 def note_iterator(iterator: Any, dataset: Any) -> None:
     """Record that `iterator` gives batches of `dataset`, in eager code or in the trace of a function."""
     if world.is_active() and not is_alone() and shard_arrays.is_shard(dataset):
