@@ -113,18 +113,9 @@ def _wrap_seed(original: Any) -> Any:
 def _wrap_push(original: Any) -> Any:
     def _push_tape(self):
         original(self)
-        first_calls.observed.tapes.append(self)
+        first_calls.observed.note_tape(self)
 
     return _push_tape
-
-
-@HOOKS.replace(_BACKPROP, "GradientTape._pop_tape", _IF_WATCH_MISSING)
-def _wrap_pop(original: Any) -> Any:
-    def _pop_tape(self):
-        original(self)
-        first_calls.observed.tapes = [tape for tape in first_calls.observed.tapes if tape is not self]
-
-    return _pop_tape
 
 
 @HOOKS.replace_in("no call of a model is shared", "models.model:Model.__call__", "engine.training:Model.__call__")

@@ -19,7 +19,7 @@ from typing import Any
 
 from matex_tf import settings
 from matex_tf.lazy import tf
-from matex_tf.rewrite.graph_ops import iterate_nodes
+from matex_tf.rewrite.graph_ops import has_sequence, iterate_nodes
 from matex_tf.runtime import notes, script_frames
 from matex_tf.steps import capture, events, own_data, whole_code
 from matex_tf.steps.arguments import Arguments, attach_tensors, list_attached
@@ -34,10 +34,6 @@ OTHER_OPS = "its ops are others from call to call"
 NO_TRACE = "its Python cannot be traced"
 DRAWS = "it draws random numbers from a state that no variable holds"
 OWN_GRADIENT = "a function in it has a gradient of its own (tf.custom_gradient)"
-_DRAWING = frozenset(
-    "RandomUniform RandomUniformInt RandomStandardNormal TruncatedNormal ParameterizedTruncatedNormal RandomGamma "
-    "RandomPoissonV2 RandomShuffle Multinomial".split()
-)
 ONE_ROW = "have one row each, of which ranks can share nothing"
 OBJECT = "take a Python object, which ranks cannot recognize in later calls"
 _VALUES = (bool, int, float, complex, str, bytes, type(None))
@@ -248,9 +244,9 @@ def _find_hidden(model: Any, graph: Any) -> str:
         has_losses = any(getattr(loss, "graph", None) is graph for loss in model.losses)
     if has_losses:
         return KEEPS_TENSORS
+    if has_sequence(graph):
+        return DRAWS
     for node in iterate_nodes(graph):
-        if node.op in _DRAWING:
-            return DRAWS
         name = node.attr["_gradient_op_type"].s if "_gradient_op_type" in node.attr else b""
         if name.startswith(b"CustomGradient") and not _is_of_libraries(ops.gradient_registry.lookup(name.decode())):
             return OWN_GRADIENT

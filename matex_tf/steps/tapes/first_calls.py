@@ -10,6 +10,7 @@ results of the call to the computation of their gradients.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,12 +33,22 @@ class _Observed(threading.local):
     """Observations in this thread.
 
     reads, draws: the numbers of reads of eager tensors, and of random numbers from a state that is not a variable.
-    tapes: the tapes that record, outermost first.
+    _started: weak references to the tapes that have started to record, in order; some may have stopped.
     """
 
     def __init__(self) -> None:
         self.reads = self.draws = 0
-        self.tapes: list[Any] = []
+        self._started: list[Callable[[], Any]] = []
+
+    @property
+    def tapes(self) -> list[Any]:
+        """The tapes that record, outermost first."""
+        return [tape for reference in self._started if (tape := reference()) is not None and tape._recording]
+
+    def note_tape(self, tape: Any) -> None:
+        """Record that a tape starts to record."""
+        others = [one for one in self.tapes if one is not tape]
+        self._started = list(map(weakref.ref, [*others, tape]))
 
 
 observed = _Observed()
