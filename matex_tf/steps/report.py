@@ -20,7 +20,6 @@ from matex_tf.runtime import notes, script_frames
 from matex_tf.steps import events
 from matex_tf.world import world
 
-_said: set[tuple[str, str]] = set()
 _shared: set[str] = set()  # the steps that ranks share for some batches
 _HEAVY = "MatMul Conv Einsum RNN Fft Cholesky Svd Qr Pool CropAndResize NonMaxSuppression".split()
 """Substrings of the types of expensive ops."""
@@ -61,13 +60,12 @@ def say_whole_batches(step: str, why: str) -> None:
 
 
 def say_whole(step: str, why: str, is_usual: bool) -> None:
-    """Tell, once for each reason, that every rank computes a step by itself.
+    """Tell that every rank computes a step by itself.
 
     is_usual: the user loses nothing, so that only `--explain` prints it.
     """
-    if (is_usual and not settings.get_settings().explain) or (step, why) in _said:
+    if is_usual and not settings.get_settings().explain:
         return
-    _said.add((step, why))
     if not is_usual:
         events.computed_whole(step, why)
     if world.get_world().size == 1:
