@@ -147,7 +147,5 @@ def count_bytes(value: Value, axis: int | None = None) -> int | None:
 
 def find_line(op: Any) -> str:
     """The innermost source line of the script that created an op; the op's name if no line of the script did."""
-    for frame in reversed(list(getattr(op, "traceback", None) or [])):
-        if not script_frames.is_library(frame.filename) and not frame.filename.startswith("<"):
-            return f"{os.path.basename(frame.filename)} line {frame.lineno}"
-    return f"'{op.name}'"
+    frame = script_frames.find_script_frame(getattr(op, "traceback", None) or [])
+    return f"{os.path.basename(frame.filename)} line {frame.lineno}" if frame else f"'{op.name}'"
