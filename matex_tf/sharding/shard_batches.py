@@ -17,7 +17,7 @@ from matex_tf.sharding import exchange, shard_arrays, slice_bounds
 from matex_tf.world import world
 
 BEFORE_EPOCH = "what is done before each iteration"
-"""The tag of a dataset with the function that `prepare_epoch` calls before each iteration of the dataset."""
+"""The tag of a dataset with the function that `prepare_epoch` calls before each iteration of the dataset, or None."""
 
 
 def make_row_reader(inputs: Any, counts: Sequence[int], reshuffle: int | None) -> tuple[Callable[[Any], Any], Any]:
