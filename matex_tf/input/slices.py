@@ -37,8 +37,8 @@ class SharedBatches:
         return Batch(self.source, tickets.take_next(self.iterator._iterator_resource, self.source.specs))
 
     def save(self) -> dict[str, Any]:
-        """The state of the iterator, and of the seed generators of its shuffles: `_serialize_to_tensors` of the iterator
-        of whole batches.
+        """The state of the iterator and of the seed generators of its shuffles: what `_serialize_to_tensors` of the
+        iterator of whole batches returns.
 
         The generator of a `shuffle` draws a seed for each pass over the data. TensorFlow saves the number of its draws
         only with an iterator of the `shuffle`, and after the last batch of a pass there may be none.

@@ -108,8 +108,8 @@ def mark_share(dataset: Any) -> Any:
 
     if world.is_active() and not tf.compat.v1.executing_eagerly_outside_functions():
         raise errors.UnsupportedError(
-            "a dataset of each rank's own rows (matex_tf.shard, DataSet) is made in a tf.compat.v1 graph, whose runs "
-            "cannot tell these rows from rows of all ranks. Feed arrays of these rows, or give every rank all of the data"
+            "a dataset of each rank's own rows (matex_tf.shard, DataSet) is made in a tf.compat.v1 graph, where no run "
+            "can know that. Feed arrays of these rows, or give every rank all of the data"
         )
     tags.set_tag(dataset, _SHARE, True)
     return dataset
