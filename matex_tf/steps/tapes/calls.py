@@ -109,11 +109,13 @@ class _Call:
         # Run the plan of these ops.
         key = kind.trace.key, tuple(are_followed), world.get_world().size
         if key not in kind.plans:
+            if len(kind.plans) == _MAX_PLANS:
+                kind.refuse(OTHER_OPS)
+                return self._compute_whole(kind)
             kind.plans[key] = self._make_plan(kind, kind.trace, tensors, are_followed)
         plan = kind.plans[key]
         if plan.why_whole:
             return self._compute_whole(kind)
-        kind.why = kind.later_why  # set if the kind has as many plans as it may have (`_MAX_PLANS`)
         followed = [tensor for tensor, is_followed in zip(tensors, are_followed) if is_followed]
         outputs = plan.call(tensors, self.arguments.rows, followed)
         kind.restore = None  # the Python code has run once for this call, in the trace, so its changes stay
@@ -156,8 +158,6 @@ class _Call:
         tensors: the values of the trace's inputs.
         are_followed: for each input, whether its gradients may be requested.
         """
-        if len(kind.plans) + 1 == _MAX_PLANS:
-            kind.later_why = OTHER_OPS
         arguments, call = self.arguments, f"the call of '{self.name}'"
         given = [one for one in arguments.list_tensors() if one.shape.rank]
         row_ids = {id(one) for one in given if one.shape.as_list()[0] == arguments.rows}

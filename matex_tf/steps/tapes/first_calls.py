@@ -71,7 +71,6 @@ class Kind:
     """How calls of one kind are computed.
 
     why: the reason why every rank computes the calls whole; empty if ranks share them by plans, or do not know yet.
-    later_why: the `why` after the present call, which is still shared; empty if there is none.
     restore: undoes the changes by Python code that has run for a trace of the present call; None if no code has run.
     is_agreed: the ranks have agreed on `why`.
     first_step: the step of the first call, by the number of gradient computations before it.
@@ -81,7 +80,7 @@ class Kind:
     """
 
     def __init__(self) -> None:
-        self.why = self.later_why = ""
+        self.why = ""
         self.restore: Callable[[], None] | None = None
         self.is_agreed = False
         self.first_step = whole_code.gradient_count
