@@ -6,6 +6,7 @@ has 6 rows, rank 1 has 2, and the script's batch size is 4. Each step takes 3 ro
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 from matex_tf import errors, tags
 from matex_tf.lazy import tf
 from matex_tf.runtime import notes, objects
-from matex_tf.sharding import apportion, fingerprint, py_functions, shard_arrays, shard_batches, slice_bounds
+from matex_tf.sharding import apportion, fingerprint, shard_arrays, shard_batches, slice_bounds
 from matex_tf.world import world
 
 
@@ -96,7 +97,7 @@ def make_dataset(inputs: Any, counts: Sequence[int], batch_size: int, shuffle: b
     bounds = np.cumsum([0, *rows_of_steps]).astype(np.int64)
     ranges = tf.data.Dataset.from_tensor_slices((bounds[:-1], bounds[1:]))
     # `before_epoch` exchanges rows between ranks; None if each rank keeps its rows.
-    read_rows, before_epoch = shard_batches.make_row_reader(_make_tuples(inputs), counts, dealt.reshuffle)
+    read_rows, before_epoch, arrays = shard_batches.make_row_reader(_make_tuples(inputs), counts, dealt.reshuffle)
 
     def order(_: Any) -> Any:
         rows = tf.range(counts[rank], dtype=tf.int64)
@@ -107,10 +108,10 @@ def make_dataset(inputs: Any, counts: Sequence[int], batch_size: int, shuffle: b
 
     # In each epoch: the indices of this rank's rows, in one vector for each step; then these rows.
     chosen = tf.data.Dataset.from_tensors(0).map(order).flat_map(split_in_steps)
-    # `read_rows` may call Python functions, which then live as long as the dataset.
-    dataset = py_functions.move_functions_to_dataset(lambda: chosen.map(read_rows, num_parallel_calls=tf.data.AUTOTUNE))
+    dataset = chosen.map(read_rows, num_parallel_calls=tf.data.AUTOTUNE)
     dataset = dataset.apply(tf.data.experimental.assert_cardinality(steps)).prefetch(tf.data.AUTOTUNE)
     tags.set_tag(dataset, shard_batches.BEFORE_EPOCH, before_epoch)
+    weakref.finalize(dataset, arrays.clear).atexit = False
     return shard_arrays.mark_share(dataset)
 
 
