@@ -92,9 +92,8 @@ def make_dataset(inputs: Any, counts: Sequence[int], batch_size: int, shuffle: b
     dealt: how the rows were dealt to the ranks.
     """
     rank, steps = world.get_world().rank, -(-sum(counts) // batch_size)  # rounded up
-    rows_of_ranks = (apportion.apportion_step_rows(counts, step, batch_size, dealt.batch_size) for step in range(steps))
-    rows_of_steps = [rows[rank] for rows in rows_of_ranks]
-    bounds = np.cumsum([0, *rows_of_steps]).astype(np.int64)
+    used = (apportion.apportion_rows(counts, step * batch_size) for step in range(steps + 1))
+    bounds = np.array([of_ranks[rank] for of_ranks in used], np.int64)
     ranges = tf.data.Dataset.from_tensor_slices((bounds[:-1], bounds[1:]))
     # `before_epoch` exchanges rows between ranks; None if each rank keeps its rows.
     read_rows, before_epoch, arrays = shard_batches.make_row_reader(_make_tuples(inputs), counts, dealt.reshuffle)
