@@ -17,11 +17,10 @@ def deal_block(n: Any, rank: int, ratios: Any) -> tuple[Any, Any]:
     """(start, stop) of the rows of `rank` if `n` rows are dealt to the ranks in contiguous blocks.
 
     Args:
-        n: the number of rows, an int or a scalar integer tensor.
+        n: the number of rows, an int; with equal blocks also a scalar integer tensor (else: `ops.deal_rows`).
         rank: the number of the rank, an int.
-        ratios: the ratios of the ranks, integers or a tensor of integers: a rank gets its ratio divided by the sum of
-            the ratios. If `ratios` is an int, it is the number of ranks that get equal blocks; further ranks get no
-            rows.
+        ratios: the ratios of the ranks, integers: a rank gets its ratio divided by the sum of the ratios. If `ratios`
+            is an int, it is the number of ranks that get equal blocks; further ranks get no rows.
 
     Each rank gets its proportion of the rows, rounded down. The remaining rows go to the ranks that lost most by
     rounding, one row each. Of ranks that lost equally, the first come first. So blocks of equal ratios differ by at
@@ -33,8 +32,6 @@ def deal_block(n: Any, rank: int, ratios: Any) -> tuple[Any, Any]:
             return n, n
         base, extra = n // ratios, n % ratios
         return rank * base + _take_minimum(rank, extra), (rank + 1) * base + _take_minimum(rank + 1, extra)
-    if _is_tensor(n) or _is_tensor(ratios):
-        return _deal_block_in_graph(n, rank, ratios)
     rows = count_dealt_rows(n, ratios)
     return sum(rows[:rank]), sum(rows[: rank + 1])
 
@@ -47,19 +44,6 @@ def count_dealt_rows(n: int, ratios: Sequence[int]) -> list[int]:
     for rank in order[: n - sum(rows)]:
         rows[rank] += 1
     return rows
-
-
-def _deal_block_in_graph(n: Any, rank: Any, ratios: Any) -> tuple[Any, Any]:
-    """`deal_block` for tensors: the same steps as in `count_dealt_rows`, by ops."""
-    ratios = tf.cast(ratios, tf.int64)
-    total, products = tf.reduce_sum(ratios), tf.cast(n, tf.int64) * ratios
-    rows = products // total
-    order = tf.argsort(products % total, direction="DESCENDING", stable=True)
-    gets_extra = tf.range(tf.size(order), dtype=tf.int64) < tf.cast(n, tf.int64) - tf.reduce_sum(rows)
-    rows = tf.tensor_scatter_nd_add(rows, order[:, tf.newaxis], tf.cast(gets_extra, tf.int64))
-    dtype = n.dtype if _is_tensor(n) else tf.int64
-    start = tf.cast(tf.reduce_sum(rows[:rank]), dtype)
-    return start, start + tf.cast(rows[rank], dtype)
 
 
 def find_slice_bounds(n: Any, rank: int, ratios: Any) -> tuple[Any, Any, Any]:

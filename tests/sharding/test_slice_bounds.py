@@ -243,20 +243,3 @@ def test_equal_shares_are_those_of_a_number_of_ranks(n, size):
         expected = slice_bounds.find_slice_bounds(n, rank, size)
         assert slice_bounds.find_slice_bounds(n, rank, (1,) * size) == expected
         assert slice_bounds.find_slice_bounds(n, rank, [37] * size) == expected
-
-
-def test_bounds_by_shares_of_tensors_are_those_of_ints():
-    @tf.function
-    def traced(n, ratios):
-        return [slice_bounds.find_slice_bounds(n, rank, ratios) for rank in range(3)]
-
-    chance = np.random.RandomState(0)
-    for _ in range(200):
-        n, ratios = int(chance.randint(0, 40)), chance.randint(1, 12, 3) * chance.randint(0, 2, 3)
-        if not ratios.any():
-            continue
-        expected = [slice_bounds.find_slice_bounds(n, rank, ratios.tolist()) for rank in range(3)]
-        for dtype in (tf.int32, tf.int64):
-            found = traced(tf.constant(n, dtype), tf.constant(ratios, tf.int64))
-            assert [tuple(x.numpy().item() for x in bounds) for bounds in found] == expected
-            assert all(bounds[0].dtype == bounds[1].dtype == dtype for bounds in found)
