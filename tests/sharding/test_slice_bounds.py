@@ -1,12 +1,15 @@
 """The arithmetic of shares: no row lost, none twice, for every count and every number of ranks."""
 
+import gc
 import itertools
+import weakref
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from matex_tf.sharding import apportion, shard_arrays, slice_bounds
+from matex_tf.steps import own_arrays
 
 RANKS = (1, 2, 3, 4, 7)
 COUNTS = (0, 1, 2, 3, 5, 8, 61, 1000)
@@ -221,6 +224,16 @@ def test_is_batched():
     assert slice_bounds.is_batched(rows.ragged_batch(2)) is True
     assert slice_bounds.is_batched(tf.data.Dataset.from_tensors(np.zeros(3))) is None
     assert slice_bounds.is_batched(tf.compat.v1.data.Dataset.range(9).batch(3)) is True
+
+
+def test_rows_that_ranks_exchange_are_dropped_with_their_dataset():
+    rows = np.arange(8.0).reshape(4, 2)
+    dataset = own_arrays.make_dataset((rows,), [4], 2, shuffle=False, dealt=shard_arrays.Dealt(reshuffle=1))
+    assert np.concatenate([batch for (batch,) in dataset]).tolist() == rows.tolist()
+    reference = weakref.ref(rows)
+    del dataset, rows
+    gc.collect()
+    assert reference() is None
 
 
 def test_dealt_rows_is_in_proportion_and_deals_every_row():
