@@ -22,7 +22,6 @@ from matex_tf.runtime import notes
 from matex_tf.steps import events, report
 
 SESSION = "a session of tf.compat.v1 runs it"
-EAGER = "eager code is computed at once: decorate the training step with @tf.function"
 
 _results: dict[int, tuple[list[LeftOut], list[Region]]] = {}
 """What `cut_program` has made of a copy, from `copy_begins` to `step_planned`, by the id of the copy's plan: the ops on
@@ -37,7 +36,6 @@ def start_parts() -> None:
     events.copy_begins.add_listener(_cut_copy)
     events.step_planned.add_listener(_report_plan)
     events.computed_whole.add_listener(_report_whole)
-    events.trained_eagerly.add_listener(functools.partial(_report_whole, "a training step in eager code", EAGER))
 
 
 def _cut_copy(plan: Any, copy: Any) -> None:

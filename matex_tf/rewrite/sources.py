@@ -65,11 +65,17 @@ def find_components(shapes: Sequence[Any]) -> list[bool]:
     if any(opened):
         return opened
     counts = [shape.as_list()[0] if shape.rank else None for shape in shapes]
+    rows = choose_rows(counts)
+    return [rows > 0 and count == rows for count in counts]
+
+
+def choose_rows(counts: Iterable[int | None]) -> int:
+    """The number of rows of a batch of components with these lengths: the most common one above 1; 0 if there is none.
+
+    None: a component without an axis.
+    """
     known = [count for count in counts if count and count > 1]
-    if not known:
-        return [False] * len(counts)
-    most_common = max(known, key=known.count)
-    return [count == most_common for count in counts]
+    return max(known, key=known.count, default=0)
 
 
 def count_rows(batch: Iterable[Value]) -> int | None:

@@ -20,7 +20,6 @@ from matex_tf.runtime import notes, script_frames
 from matex_tf.steps import events
 from matex_tf.world import world
 
-_said: set[tuple[str, str]] = set()
 _shared: set[str] = set()  # the steps that ranks share for some batches
 _HEAVY = "MatMul Conv Einsum RNN Fft Cholesky Svd Qr Pool CropAndResize NonMaxSuppression".split()
 """Substrings of the types of expensive ops."""
@@ -61,13 +60,12 @@ def say_whole_batches(step: str, why: str) -> None:
 
 
 def say_whole(step: str, why: str, is_usual: bool) -> None:
-    """Tell, once for each reason, that every rank computes a step by itself.
+    """Tell that every rank computes a step by itself.
 
     is_usual: the user loses nothing, so that only `--explain` prints it.
     """
-    if (is_usual and not settings.get_settings().explain) or (step, why) in _said:
+    if is_usual and not settings.get_settings().explain:
         return
-    _said.add((step, why))
     if not is_usual:
         events.computed_whole(step, why)
     if world.get_world().size == 1:
@@ -149,7 +147,5 @@ def count_bytes(value: Value, axis: int | None = None) -> int | None:
 
 def find_line(op: Any) -> str:
     """The innermost source line of the script that created an op; the op's name if no line of the script did."""
-    for frame in reversed(list(getattr(op, "traceback", None) or [])):
-        if not script_frames.is_library(frame.filename) and not frame.filename.startswith("<"):
-            return f"{os.path.basename(frame.filename)} line {frame.lineno}"
-    return f"'{op.name}'"
+    frame = script_frames.find_script_frame(getattr(op, "traceback", None) or [])
+    return f"{os.path.basename(frame.filename)} line {frame.lineno}" if frame else f"'{op.name}'"

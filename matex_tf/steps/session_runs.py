@@ -76,9 +76,8 @@ def run_session(
 def _find_fed_batch(feeds: Mapping[Any, Any]) -> list[Any]:
     """The tensors that are fed the most common number of rows above 1; without such a number, the ones without rows."""
     counts = {tensor: len(array) for tensor, array in feeds.items()}
-    several = [count for count in counts.values() if count > 1]
-    most_common = max(several, key=several.count, default=0)
-    return [tensor for tensor, count in counts.items() if count == most_common]
+    rows = sources.choose_rows(counts.values())
+    return [tensor for tensor, count in counts.items() if count == rows]
 
 
 def _find_iterator_batch(needed: Sequence[Any]) -> list[Any]:
