@@ -59,5 +59,6 @@ def servers(workers: int, share: float, ratio: float = 1.0) -> Estimate:
     check_positive("servers", ratio=ratio)
     server_count = expected_bandwidth_closed(workers, share) / ratio
     if server_count < math.inf:
-        server_count = max(1, math.ceil(server_count - 1e-9 * abs(server_count)))  # errors in the last digits are not rounded up
+        # Errors in the last digits are not rounded up.
+        server_count = max(1, math.ceil(server_count - 1e-9 * abs(server_count)))
     return Estimate(server_count, explain_outside(workers, share))
