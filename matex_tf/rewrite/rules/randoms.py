@@ -33,17 +33,13 @@ def draw_by_counter(node: Node) -> Decision:
         return draw_all(node)
 
     def emit(copy: Any, sizes: Any, key: Any, counter: Any, algorithm: Any) -> list[Any]:
-        def make_common() -> list[Any]:
-            """The tensors that draws of one shape have in common."""
-            wide = tf.cast(sizes, tf.int64)
-            numbers_before = copy.find_first(wide[0]) * tf.reduce_prod(wide[1:])
-            # With 4 lanes and 6 numbers before, the counter moves on by 1, and this rank skips 2 numbers.
-            skipped = numbers_before % lanes
-            counter_step = tf.reshape(tf.cast(numbers_before // lanes, counter.dtype), [1])
-            return [wide, tf.reshape(tf.reduce_prod(wide) + skipped, [1]), skipped, counter_step]
-
-        wide, drawn_shape, skipped, counter_step = copy.make_once((sizes, lanes), make_common)
+        wide = tf.cast(sizes, tf.int64)
+        numbers_before = copy.find_first(wide[0]) * tf.reduce_prod(wide[1:])
+        # With 4 lanes and 6 numbers before, the counter moves on by 1, and this rank skips 2 numbers.
+        skipped = numbers_before % lanes
+        counter_step = tf.reshape(tf.cast(numbers_before // lanes, counter.dtype), [1])
         counter = tf.tensor_scatter_nd_add(counter, [[0]], counter_step)
+        drawn_shape = tf.reshape(tf.reduce_prod(wide) + skipped, [1])
         flat = copy.create_op(node, [drawn_shape, key, counter, algorithm], Tshape=tf.int64)[0]
         return [tf.reshape(flat[skipped:], wide)]
 
