@@ -76,7 +76,6 @@ def cut(
     make_emit: returns the `Decision.emit` of a region's node.
     left_out: receives the ops on rows outside of all regions.
     """
-    program = paths.drop_unused(program, gives)
     waves.schedule(program, list(gives), is_early=_is_end_of_rows)  # sets the levels of nodes
     nodes = sorted(program.nodes, key=lambda node: node.level)
     program = Program(nodes, program.inputs, program.outputs, program.effects, program.takes_batch)

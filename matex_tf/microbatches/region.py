@@ -111,10 +111,7 @@ def _pass_input(body: Body, part_copy: Any, value: Value, need: Placement | None
     """
     placement = value.placement
     if need is not None:
-        if placement.kind == SIZES:
-            body.brought[id(value), WHOLE] = tensor
-        else:
-            body.whole[id(value)] = tensor
+        body.brought[id(value), WHOLE] = tensor
         return
     if placement.is_sharded:
         tensor = part_copy.slice_rows(tensor, placement)

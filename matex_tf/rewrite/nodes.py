@@ -33,7 +33,7 @@ class Value:
     tensor: the tensor in the script's graph.
     key: the names of the calling ops and the op, and the number of the output; the same in each reading of the graph.
     placement: how the tensors of the ranks make up the script's tensor.
-    node: the node that makes the value; None for an input of the program.
+    node: the node that makes the value; None for an input of the program, and for `counts`, which no op makes.
     constant: the array of numbers, if it is fixed before the graph runs.
     label: the gradient to which the value belongs, see `labels`.
     has_more_shape: more sizes are known than the script's graph shows.
@@ -103,6 +103,15 @@ class Value:
             return tuple(Size(None, int(number)) for number in self.constant.reshape(-1))
         count = self.tensor.shape.num_elements()
         return None if count is None or count > MAX_TRACKED else (Size(),) * count
+
+    @property
+    def counts(self) -> tuple[Size, ...] | None:
+        """The entries of a vector of sizes, if this rank's number of rows determines all of them; else None."""
+        if self.placement.kind != SIZES:
+            return None
+        sizes = self.placement.sizes
+        are_known = all((size.value if size.rows is None else size.rows.unit) is not None for size in sizes)
+        return sizes if are_known and self.shape in ([], [len(sizes)]) else None
 
 
 class Decision(NamedTuple):
@@ -224,6 +233,11 @@ class Node:
             return WHOLE
         require(placement.rows.chosen is None)  # a rank knows only which of its own rows a mask selects
         return placement
+
+    @property
+    def before(self) -> list[Node]:
+        """The nodes that must run before this one: the makers of its inputs, and `controls`."""
+        return [*(value.node for value in self.inputs if value.node is not None), *self.controls]
 
     @property
     def placements(self) -> list[Placement]:

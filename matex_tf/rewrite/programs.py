@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from matex_tf.rewrite.control import needs_exchange
 from matex_tf.rewrite.nodes import Node, Value
@@ -34,6 +34,17 @@ class Program:
     def __post_init__(self) -> None:
         self.gives = [value.placement for value in self.outputs]
 
+    def iterate_programs(self) -> Iterator[Program]:
+        """This program, and the programs of branches, loops and compiled functions within it."""
+        yield self
+        for node in self.nodes:
+            for body in node.bodies:
+                yield from body.iterate_programs()
+
+    def iterate_nodes(self) -> Iterator[Node]:
+        """The nodes of this program, and of the programs within it."""
+        return (node for program in self.iterate_programs() for node in program.nodes)
+
     def iterate_needs(
         self, output_needs: Sequence[Placement] | None = None
     ) -> Iterator[tuple[Value, Placement | None, Node | None]]:
@@ -56,36 +67,22 @@ class Program:
 
         Collectives of the ops themselves (`Decision.communicates`) are not among these.
         """
-        for value, need, node in self.iterate_needs(output_needs):
-            if needs_exchange(value.placement, need):
-                yield value, node
-        for body in (body for node in self.nodes for body in node.bodies):
-            yield from body.iterate_exchanged()
+        for program in self.iterate_programs():
+            for value, need, node in program.iterate_needs(output_needs if program is self else None):
+                if needs_exchange(value.placement, need):
+                    yield value, node
 
     @property
     def has_collectives(self) -> bool:
         """Whether the copy has collectives: for placements, or of an op itself, also in called functions."""
-        if any(needs_exchange(value.placement, need) for value, need, _ in self.iterate_needs()):
-            return True
-        if any(node.decision.communicates for node in self.nodes):
-            return True
-        return any(body.has_collectives for node in self.nodes for body in node.bodies)
+        is_exchanged = any(True for _ in self.iterate_exchanged())
+        return is_exchanged or any(node.decision.communicates for node in self.iterate_nodes())
 
 
-def drop_unneeded(
-    nodes: list[Node], outputs: Iterable[Value], effects: Iterable[Node],
-    is_used: Callable[[Value, Placement | None], bool] | None = None,
-) -> list[Node]:  # fmt: skip
-    """The nodes that outputs or effects need, in the order of `nodes`.
-
-    is_used: `is_used(value, need)` tells whether the tensor of an input is used to bring that input to the placement
-        `need`. If not, the nodes that only compute this tensor are dropped. None: the tensor is always used.
-    """
+def drop_unneeded(nodes: list[Node], outputs: Iterable[Value], effects: Iterable[Node]) -> list[Node]:
+    """The nodes that outputs or effects need, in the order of `nodes`."""
     needed = {value.node for value in outputs}.union(effects)
     for node in reversed(nodes):
         if node in needed:
-            for value, need in zip(node.inputs, node.decision.needs):
-                if is_used is None or is_used(value, need):
-                    needed.add(value.node)
-            needed.update(node.controls)
+            needed.update(node.before)
     return [node for node in nodes if node in needed]

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Container, Sequence
+from typing import Any
 
 from matex_tf.rewrite.control import needs_exchange
 from matex_tf.rewrite.nodes import USUAL_SIZE, Node, Value
@@ -35,12 +36,14 @@ class Exchange:
     wave: the number of its wave, from 0.
     first_use: the lowest level of an op that takes the result.
     needs: the placements to which ops need the value brought.
+    label: the label of the gradient to which the value belongs, see `labels.label_waves`.
     """
 
     value: Value
     wave: int
     first_use: int
     needs: set[Placement] = dataclasses.field(default_factory=set)
+    label: Any = None
 
     @property
     def can_wait(self) -> bool:

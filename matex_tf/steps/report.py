@@ -109,9 +109,7 @@ def count_summed_bytes(program: Program) -> int | None:
 
 def has_shared_work(program: Program) -> bool:
     """Whether an op that is expensive compared with the transfer of its tensors computes only this rank's rows."""
-    return any(
-        (node.has_rows and _is_heavy(node.type)) or any(map(has_shared_work, node.bodies)) for node in program.nodes
-    )
+    return any(node.has_rows and _is_heavy(node.type) for node in program.iterate_nodes())
 
 
 def explain_no_work(program: Program | None) -> str:
