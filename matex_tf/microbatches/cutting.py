@@ -25,7 +25,8 @@ from typing import Any, NamedTuple
 from matex_tf.rewrite import paths, waves
 from matex_tf.rewrite.compiled import is_compiled
 from matex_tf.rewrite.control import needs_exchange
-from matex_tf.rewrite.functions import is_stateful, read_only_types
+from matex_tf.rewrite.functions import read_only_types
+from matex_tf.rewrite.graph_ops import is_stateful
 from matex_tf.rewrite.nodes import Decision, Node, StandIn, Value
 from matex_tf.rewrite.placement import LIST, PARTIAL, REPLICATED, SHARDED, SIZES, WHOLE, Placement
 from matex_tf.rewrite.programs import Program
@@ -124,7 +125,7 @@ def _find_obstacle(node: Node) -> str:
         return COLLECTIVE
     if node.bodies:
         return next((why for body in node.bodies for one in body.nodes if (why := _find_obstacle(one))), "")
-    is_pure = node.type == CONVERTED_SUM or not is_stateful(node.op) or node.type in read_only_types()
+    is_pure = node.type == CONVERTED_SUM or not is_stateful(node.type) or node.type in read_only_types()
     return "" if is_pure else EFFECT
 
 

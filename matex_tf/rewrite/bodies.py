@@ -261,8 +261,7 @@ class Body:
         if placement.is_piece:
             first, last = placement.cuts[self.copy.exchanger.rank :][:2]
             return [last - first]
-        shape, row_axis = value.whole_shape, placement.axis if placement.is_sharded else -1
-        return None if shape is None else [None if axis == row_axis else size for axis, size in enumerate(shape)]
+        return value.find_shape(placement)
 
 
 def _find_publications(program: Program, needs: Sequence[Placement]) -> dict[int, Node]:

@@ -17,8 +17,8 @@ from matex_tf.lazy import tf
 from matex_tf.own_functions import trace_own
 from matex_tf.rewrite import ordered_sums
 from matex_tf.rewrite.compiled import CALLS, MUST_COMPILE
-from matex_tf.rewrite.functions import is_movable, is_stateful, read_only_types
-from matex_tf.rewrite.graph_ops import cache_by_type
+from matex_tf.rewrite.functions import is_movable, read_only_types
+from matex_tf.rewrite.graph_ops import find_definition, is_stateful
 from matex_tf.rewrite.nodes import Node, Value
 from matex_tf.thread_flag import ThreadFlag
 
@@ -84,7 +84,7 @@ class Kept:
         into another function.
         """
         is_unchanged = node.decision.emit is None and not ordered_sums.is_unordered(node)
-        return self._keeps_ops and is_unchanged and is_movable(node.op)
+        return self._keeps_ops and is_unchanged and is_movable(node.type)
 
     def __contains__(self, item: Node | Value) -> bool:
         return id(item) in (self._node_ids if isinstance(item, Node) else self._value_ids)
@@ -149,7 +149,7 @@ class Kept:
                 "_read_only_resource_inputs": Attribute(list=Attribute.ListValue(i=read_only)),
             }
             plain_call, stateful_call = CALLS
-            call = stateful_call if any(is_stateful(kept.node.op) for kept in self.ops) else plain_call
+            call = stateful_call if any(is_stateful(kept.node.type) for kept in self.ops) else plain_call
             self.call = graph._create_op_internal(call, inputs, [], attrs=attributes)
         self.waiting[self.call] = list(effects)
         tags.get_or_make_tag(graph, _KEPT, list[Kept]).append(self)
@@ -250,14 +250,9 @@ class _Definition:
         return name
 
 
-@cache_by_type
-def _list_output_arguments(op: Any) -> list[Any]:
-    return list(op.op_def.output_arg)
-
-
 def _name_outputs(node: Node) -> list[str]:
     """The suffixes that name an op's outputs in the definition of a function, such as ":y:0"."""
-    arguments, attributes = _list_output_arguments(node.op), node.definition.attr
+    arguments, attributes = find_definition(node.type).output_arg, node.definition.attr
     return [f":{argument.name}:{index}" for argument in arguments for index in range(_count(argument, attributes))]
 
 

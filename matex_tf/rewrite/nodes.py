@@ -56,10 +56,7 @@ class Value:
     @property
     def shape(self) -> list[int | None] | None:
         """`whole_shape` with None for the sharded axis, whose length is another on each rank."""
-        known = self.whole_shape
-        if known is not None and self.placement.is_sharded:
-            return [None if axis == self.placement.axis else size for axis, size in enumerate(known)]
-        return known
+        return self.find_shape(self.placement)
 
     @property
     def whole_shape(self) -> list[int | None] | None:
@@ -68,6 +65,13 @@ class Value:
             shape = self.tensor.shape
             self._shape = None if shape.rank is None else shape.as_list()
         return self._shape
+
+    def find_shape(self, placement: Placement) -> list[int | None] | None:
+        """The known sizes of a rank's tensor, if the value is brought to this placement, which is no piece."""
+        known = self.whole_shape
+        if known is None or not placement.is_sharded:
+            return known
+        return [None if axis == placement.axis else size for axis, size in enumerate(known)]
 
     def set_shape(self, shape: list[int | None]) -> None:
         """Add fixed sizes that the script's graph does not show. A shape of another rank is ignored."""

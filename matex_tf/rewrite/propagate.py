@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from matex_tf.rewrite import compiled, control, pieces
 from matex_tf.rewrite.constants import find_constants, find_shapes, note_sizes
-from matex_tf.rewrite.functions import OpRecord, find_callee, is_stateful, list_ops, trace_expansion
-from matex_tf.rewrite.graph_ops import has_op
+from matex_tf.rewrite.functions import OpRecord, find_callee, list_ops, trace_expansion
+from matex_tf.rewrite.graph_ops import find_definition, has_op, is_stateful
 from matex_tf.rewrite.labels import get_labels
 from matex_tf.rewrite.nodes import USUAL_SIZE, Decision, Expansion, Node, NoRuleError, StandIn, Value, has_same_outputs
 from matex_tf.rewrite.pauses import pause_collection
@@ -183,7 +183,7 @@ class Reader:
         """The ops that run although no output needs them."""
         effects = list(graph.control_outputs)
         if self.reused is not None and graph.building_function:  # a session runs all stateful ops of a function
-            effects += [op for op in graph.get_operations() if is_stateful(op) and op not in effects]
+            effects += [op for op in graph.get_operations() if is_stateful(op.type) and op not in effects]
         return effects
 
     def _read_op(
@@ -196,7 +196,7 @@ class Reader:
         """
         op = record.op
         # Calls of functions are inlined. An op without a definition calls the function that its type names.
-        if op.op_def is None and op not in (self.reused or ()):
+        if find_definition(record.type) is None and op not in (self.reused or ()):
             return self._read_into(nodes, find_callee(op, op.type), inputs, key, controls)
         if record.type in compiled.CALLS and not compiled.is_compiled(op) and self.reads_functions(op, inputs):
             return self._read_into(nodes, find_callee(op, op.get_attr("f").name), inputs, key, controls)

@@ -5,7 +5,7 @@ The copy uses nothing else of the ranks. So tests can build copies for several s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from matex_tf.lazy import tf
@@ -18,7 +18,8 @@ class Request(NamedTuple):
         ranks' rows. Sums of half precision are computed in float32 and rounded once.
     cuts: the boundaries of the ranks' pieces; empty: none. A sum with cuts gives each rank its piece only, flattened.
         A gather with cuts takes each rank's piece.
-    owned: the tensor is, or is computed from, the piece that the rank owns. So a rank without rows contributes, too.
+    owned: the tensor is the rank's own, not of its rows, such as the piece of a variable. So a rank without rows
+        contributes, too.
     label: the label of the gradient to which the tensor belongs, see `rewrite.labels`; None: it belongs to no gradient.
     can_wait: the next wave may begin before this collective ends.
     """
@@ -98,11 +99,3 @@ class Slice(NamedTuple):
     total: Any
     contributes: Any
     keeps: Any
-
-    def of_all(self) -> Slice:
-        """This slice for an exchange to which every rank contributes, with or without rows."""
-        return self._replace(contributes=tf.constant(True))
-
-    def map(self, function: Callable[[Any], Any]) -> Slice:
-        """The slice with each of its tensors mapped by `function`."""
-        return Slice(*map(function, self))

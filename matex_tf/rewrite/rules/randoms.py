@@ -9,10 +9,11 @@ functions `emit` create the ops of a rank. Their argument `copy` (`emit.Copy`) k
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from matex_tf.lazy import tf
-from matex_tf.rewrite.graph_ops import cache_by_type
+from matex_tf.rewrite.graph_ops import find_definition
 from matex_tf.rewrite.nodes import Decision, Node, require, require_known
 from matex_tf.rewrite.placement import SIZES, SUM, Placement, Rows, Size, make_sizes
 from matex_tf.rewrite.rules.registry import register_rule
@@ -65,17 +66,18 @@ def draw_all(node: Node) -> Decision:
 
 def has_no_seed(op: Any) -> bool:
     """Whether the op draws other numbers in each process, and in each run of the script."""
-    return _has_seeds(op) and not (op.get_attr("seed") or op.get_attr("seed2"))
+    return _has_seeds(op.type) and not (op.get_attr("seed") or op.get_attr("seed2"))
 
 
 def has_sequence(op: Any) -> bool:
     """Whether the op takes its numbers from a sequence that its seed starts, each run after the numbers of the last."""
-    return _has_seeds(op) and not has_no_seed(op)
+    return _has_seeds(op.type) and not has_no_seed(op)
 
 
-@cache_by_type
-def _has_seeds(op: Any) -> bool:
-    return "seed2" in op.node_def.attr
+@functools.cache
+def _has_seeds(op_type: str) -> bool:
+    definition = find_definition(op_type)
+    return definition is not None and any(attribute.name == "seed2" for attribute in definition.attr)
 
 
 def draw_once(node: Node) -> Decision:
