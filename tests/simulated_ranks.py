@@ -162,7 +162,7 @@ class Simulation:
             copy = Copy(batch_slice, Exchanger(meeting, number if rank is None else rank))
             if self.part_rows:
                 copy.transform = functools.partial(attach.cut_program, lambda: self.part_rows, self.left, [])
-            return copy.build(self.program, inputs, [WHOLE] * len(self.program.outputs))
+            return copy.build(self.program, inputs)
 
         return trace_copy(step, [rows, flag, *self.specs])
 

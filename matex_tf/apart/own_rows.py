@@ -16,7 +16,7 @@ from matex_tf.lazy import tf
 from matex_tf.rewrite.control import needs_exchange
 from matex_tf.rewrite.emit import Copy
 from matex_tf.rewrite.nodes import Value
-from matex_tf.rewrite.placement import PARTIAL, SHARDED, WHOLE, Placement
+from matex_tf.rewrite.placement import PARTIAL, SHARDED, Placement
 from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.rules.randoms import has_no_seed
 from matex_tf.rewrite.sharing import Exchanger, Request, Slice
@@ -83,10 +83,11 @@ def find_obstacle(program: Program) -> str:
     - return rows, or keep gathered ones in a variable, because the script would get the repeated rows;
     - add an integer or a boolean that all ranks have to a sum over the ranks: 1/ranks of it is not exact.
     """
-    if _keeps_integers(program, [WHOLE] * len(program.outputs)):
+    if _keeps_integers(program):
         return _KEEPS_INTEGERS
-    exchanged = program.iterate_exchanged([WHOLE] * len(program.outputs))  # also in branches and loops
-    if any(value.placement.reduction != "sum" for value, _ in exchanged):
+    if any(
+        value.placement.reduction != "sum" for value, _ in program.iterate_exchanged()
+    ):  # also in branches and loops
         return _USES_OTHERS
     if any(node.decision.communicates and not is_batch(node) for node in program.iterate_nodes()):
         return _USES_OTHERS
@@ -124,13 +125,12 @@ def find_obstacle(program: Program) -> str:
     return _USES_OTHERS if any(value.placement.is_sharded for value in program.outputs) else ""
 
 
-def _keeps_integers(program: Program, gives: Sequence[Placement]) -> bool:
-    """Whether an integer or a boolean that all ranks have becomes a term of a sum, also in branches and loops.
-
-    gives: the placements to which the outputs are brought.
-    """
-    brought: list[tuple[Value, Placement | None]] = [*zip(program.outputs, gives)]
-    for node in program.nodes:
+def _keeps_integers(program: Program) -> bool:
+    """Whether an integer or a boolean that all ranks have becomes a term of a sum, also in branches and loops."""
+    brought: list[tuple[Value, Placement | None]] = []
+    for inner in program.iterate_programs():
+        brought += zip(inner.outputs, inner.gives)
+    for node in program.iterate_nodes():
         brought += zip(node.inputs, node.decision.needs)
     terms = [
         value
@@ -138,8 +138,6 @@ def _keeps_integers(program: Program, gives: Sequence[Placement]) -> bool:
         if need is not None and need.kind == PARTIAL and value.placement.kind != PARTIAL
     ]
     # Numbers without a seed: one rank draws them for all (`randoms.draw_once`).
-    drawn = [value for node in program.nodes if has_no_seed(node.op) for value in node.outputs]
+    drawn = [value for node in program.iterate_nodes() if has_no_seed(node.op) for value in node.outputs]
     terms += [value for value in drawn if value.placement.kind == PARTIAL]
-    if any(not _is_divisible(value.dtype) and not value.placement.is_zero for value in terms):
-        return True
-    return any(_keeps_integers(body, body.gives) for node in program.nodes for body in node.bodies)
+    return any(not _is_divisible(value.dtype) and not value.placement.is_zero for value in terms)

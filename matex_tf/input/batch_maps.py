@@ -44,8 +44,7 @@ class RowMap(NamedTuple):
         """The flat outputs for the inputs of this slice of the batch, in the current graph."""
         graph = tf.compat.v1.get_default_graph()
         copy = Copy(batch_slice, Exchanger())
-        placements = [BATCH if has_rows else WHOLE for has_rows in self.are_rows]
-        return keep_apart(copy.build(self.program, [*inputs, *map(graph.capture, self.captured)], placements))
+        return keep_apart(copy.build(self.program, [*inputs, *map(graph.capture, self.captured)]))
 
 
 def find_row_map(function: Any, are_rows: Sequence[bool]) -> RowMap | str:
@@ -64,6 +63,7 @@ def find_row_map(function: Any, are_rows: Sequence[bool]) -> RowMap | str:
         return f"a map that cannot be read ({type(error).__name__}: {error})"
     outputs = [value.placement for value in program.outputs]
     can_share = all(placement == BATCH or placement.kind in (REPLICATED, SIZES) for placement in outputs)
+    program.gives = [BATCH if placement == BATCH else WHOLE for placement in outputs]
     if program.has_collectives or not can_share:
         return "a map that needs the whole batch"
     return RowMap(program, captured, [placement == BATCH for placement in outputs])

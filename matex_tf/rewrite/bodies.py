@@ -31,7 +31,6 @@ class Body:
     """The copy of one program in one graph.
 
     copy: the `emit.Copy` of the step.
-    gives: the placements that the outputs are brought to.
     kept: the ops that the copy keeps unchanged.
     publications: the nodes that publications replace, assignments to variables, by the ids of the assigned pieces.
 
@@ -47,8 +46,8 @@ class Body:
     after: the operations after which all effects of the program have happened.
     """
 
-    def __init__(self, copy: Any, program: Program, gives: Sequence[Placement]):
-        self.copy, self.program, self.gives = copy, program, list(gives)
+    def __init__(self, copy: Any, program: Program):
+        self.copy, self.program = copy, program
         self.kept = Kept(tf.compat.v1.get_default_graph())
         self.tensors: dict[int, Any] = {}
         self.brought: dict[tuple[int, Placement], Any] = {}
@@ -65,7 +64,7 @@ class Body:
         if self.copy.is_ordered:  # the graph of a session is not ordered, and has no publications
             self.publications = {
                 piece_id: node
-                for piece_id, node in _find_publications(self.program, self.gives).items()
+                for piece_id, node in _find_publications(self.program).items()
                 if self.copy.exchanger.can_publish(self._find_tensor(node.inputs[0]), node.inputs[1].dtype)
             }
         # An op without rows comes right after the last op with rows that it needs. If `sums_early`, each sum of a
@@ -74,7 +73,7 @@ class Body:
         sums_early = self.copy.exchanger.sums_early
         is_early_sum = early.can_be_early if sums_early else None
         # This also sets the level of each node.
-        exchanges = waves.schedule(self.program, self.gives, self._list_published(), is_early_sum=is_early_sum)
+        exchanges = waves.schedule(self.program, self._list_published(), is_early_sum=is_early_sum)
         self.program.nodes.sort(key=lambda node: node.level)
         if sums_early:
             sums = {id(one.value) for wave in exchanges for one in wave if one.value.placement.is_partial}
@@ -102,8 +101,8 @@ class Body:
                 is_last = has_labels[level] and not any(has_labels[level + 1 :])
                 self._exchange(other_exchanges[level], is_last)
                 self._publish(published_pieces[level])
-        outputs = [self._convert(value, need) for value, need in zip(self.program.outputs, self.gives)]
-        for tensor, value, need in zip(outputs, self.program.outputs, self.gives):
+        outputs = [self._convert(value, need) for value, need in zip(self.program.outputs, self.program.gives)]
+        for tensor, value, need in zip(outputs, self.program.outputs, self.program.gives):
             shape = self._find_shape(value, need)
             if shape is not None:
                 tensor.set_shape(shape)
@@ -264,13 +263,13 @@ class Body:
         return value.find_shape(placement)
 
 
-def _find_publications(program: Program, needs: Sequence[Placement]) -> dict[int, Node]:
+def _find_publications(program: Program) -> dict[int, Node]:
     """The nodes that a publication can replace, by the id of the assigned piece.
 
     Such a node assigns a piece to a whole variable, and no other op needs the piece as a whole tensor.
     """
     users: dict[int, list[Node | None]] = {}  # of each piece that is needed whole: assignments; None: another use
-    for value, need, node in program.iterate_needs(needs):
+    for value, need, node in program.iterate_needs():
         if value.placement.is_piece and needs_exchange(value.placement, need):
             is_assigned = node is not None and node.type in ASSIGNS and node.inputs[1] is value
             users.setdefault(id(value), []).append(node if is_assigned else None)

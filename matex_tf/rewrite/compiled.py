@@ -45,7 +45,7 @@ def place_call(reader: Any, node: Node) -> Decision:
         inner.transform = None  # `microbatches` does not cut compiled functions
 
         def run() -> list[Any]:
-            return inner.build(body, inputs, gives) or [tf.constant(0)]  # without outputs: a tensor to wait for
+            return inner.build(body, inputs) or [tf.constant(0)]  # without outputs: a tensor to wait for
 
         run.__name__ = callee.name
         return list(compile_function(run)())

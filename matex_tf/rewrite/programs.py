@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from matex_tf.rewrite.control import needs_exchange
 from matex_tf.rewrite.nodes import Node, Value
@@ -22,6 +22,7 @@ class Program:
     takes_batch: one of the ops takes the batch, for example from an iterator. Each rank computes its slice from there.
     gives: the placements to which the copy brings the outputs. By default an output keeps its own placement. The
         branches of a `tf.cond`, or the turns of a loop, must return an output in one placement, so `control` sets it.
+        The program of a step returns whole outputs (`propagate.read_program`).
     """
 
     nodes: list[Node]
@@ -29,10 +30,10 @@ class Program:
     outputs: list[Value]
     effects: list[Node]
     takes_batch: bool = False
-    gives: list[Placement] = dataclasses.field(init=False)
+    gives: list[Placement] = dataclasses.field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.gives = [value.placement for value in self.outputs]
+        self.gives = self.gives or [value.placement for value in self.outputs]
 
     def iterate_programs(self) -> Iterator[Program]:
         """This program, and the programs of branches, loops and compiled functions within it."""
@@ -45,30 +46,27 @@ class Program:
         """The nodes of this program, and of the programs within it."""
         return (node for program in self.iterate_programs() for node in program.nodes)
 
-    def iterate_needs(
-        self, output_needs: Sequence[Placement] | None = None
-    ) -> Iterator[tuple[Value, Placement | None, Node | None]]:
+    def iterate_needs(self) -> Iterator[tuple[Value, Placement | None, Node | None]]:
         """(value, need, node) for each node that takes a value that is not replicated, and for each such output.
 
         need: the placement to which the value is brought; None if the node takes the value unchanged.
         node: the node that takes the value; None for an output of the program.
-        output_needs: the placements to which the outputs are brought; default: `gives`.
         """
         for node in self.nodes:
             for value, need in zip(node.inputs, node.decision.needs):
                 if value.placement.kind != REPLICATED:
                     yield value, need, node
-        for value, need in zip(self.outputs, self.gives if output_needs is None else output_needs):
+        for value, need in zip(self.outputs, self.gives):
             if value.placement.kind != REPLICATED:
                 yield value, need, None
 
-    def iterate_exchanged(self, output_needs: Sequence[Placement] | None = None) -> Iterator[tuple[Value, Node | None]]:
+    def iterate_exchanged(self) -> Iterator[tuple[Value, Node | None]]:
         """(value, node) of `iterate_needs` for each need that takes a collective, also in programs of called functions.
 
         Collectives of the ops themselves (`Decision.communicates`) are not among these.
         """
         for program in self.iterate_programs():
-            for value, need, node in program.iterate_needs(output_needs if program is self else None):
+            for value, need, node in program.iterate_needs():
                 if needs_exchange(value.placement, need):
                     yield value, node
 

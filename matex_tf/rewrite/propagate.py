@@ -355,7 +355,8 @@ def read_program(
     graph: Any, placements: Sequence[Placement], takes_batches: bool = True, rows: int = USUAL_SIZE,
     constants: Sequence[Any] = (), reused: Container[Any] | None = None,
 ) -> Program:  # fmt: skip
-    """The program of `graph`, with each partial sum converted once. For the arguments see `Reader` and `Reader.read`.
+    """The program of `graph`, with each partial sum converted once; it returns whole outputs. For the arguments see
+    `Reader` and `Reader.read`.
 
     Raises PiecesRefusedError if `placements` has variables in pieces that some op takes whole.
     """
@@ -366,4 +367,5 @@ def read_program(
             if reader.refused:
                 raise pieces.PiecesRefusedError(reader.refused)
             if not reader.convert_sums(find_needed_sums(program)):
+                program.gives = [WHOLE] * len(program.outputs)
                 return program

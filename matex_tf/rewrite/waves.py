@@ -57,12 +57,11 @@ class Exchange:
 
 
 def schedule(
-    program: Program, needs: list[Placement], publishing: Container[int] = (),
-    is_early: Callable[[Node], bool] | None = None, is_early_sum: Callable[[Value], bool] | None = None,
+    program: Program, publishing: Container[int] = (), is_early: Callable[[Node], bool] | None = None,
+    is_early_sum: Callable[[Value], bool] | None = None,
 ) -> list[list[Exchange]]:  # fmt: skip
     """Set the level of each node, and list the exchanges of each wave.
 
-    needs: the placements that the outputs are brought to.
     publishing: the ids of nodes that a publication replaces: it assigns a rank's piece of a variable and sends it to
         all ranks (`bodies`). It runs in the wave before the node's level, so the node's level is at least one after the
         levels of its controls.
@@ -70,7 +69,7 @@ def schedule(
     is_early_sum: whether the sum of a value runs as early as it can (see `_group_early`).
     """
     earliest = _find_earliest(program, publishing)
-    ends = (_find_ready(earliest, value, need) for value, need in zip(program.outputs, needs))
+    ends = (_find_ready(earliest, value, need) for value, need in zip(program.outputs, program.gives))
     last_level = max([0, *earliest.values(), *ends])
 
     def place(choose_wave: Callable[[Value, int, int], int]) -> dict[int, Exchange]:
@@ -96,7 +95,7 @@ def schedule(
             if value.node is not None and id(value.node) in latest:
                 latest[id(value.node)] = min(latest[id(value.node)], level)
 
-        for output, wanted in zip(program.outputs, needs):
+        for output, wanted in zip(program.outputs, program.gives):
             note_use(output, wanted, last_level)
         for node in reversed(program.nodes):
             runs_early = is_early is not None and is_early(node)

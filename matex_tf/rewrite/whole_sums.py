@@ -33,8 +33,9 @@ def find_needed_sums(program: Program) -> dict[Key, Placement]:
     converted: set[Key] = set()  # the keys of sums that some op needs in another placement
     unchanged: set[Key] = set()  # the keys of sums that some op takes unchanged
     for inner in program.iterate_programs():
-        for value, need, node in inner.iterate_needs([WHOLE] * len(inner.outputs)):
-            if value.placement.kind == PARTIAL and (node is None or node.type != CONVERTED_SUM):
+        converted.update(value.key for value in inner.outputs if value.placement.kind == PARTIAL)
+        for value, need, node in inner.iterate_needs():
+            if value.placement.kind == PARTIAL and node is not None and node.type != CONVERTED_SUM:
                 keys = unchanged if need is None else converted
                 keys.add(value.key)
     needed = dict.fromkeys(converted & unchanged, WHOLE)

@@ -50,7 +50,7 @@ def trace_on_batches():
 
 def name_sums(program):
     """For each wave of the copy the names of the variables whose gradients it sums, and how many other sums it has."""
-    exchanges = waves.schedule(program, [WHOLE] * len(program.outputs))
+    exchanges = waves.schedule(program)
     labels.label_waves(program, exchanges)
     found = [[one.label for one in wave] for wave in exchanges]
     return [(sorted(one.name for one in wave if one), sum(one is None for one in wave)) for wave in found]
