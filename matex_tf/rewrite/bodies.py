@@ -83,8 +83,8 @@ class Body:
     def build_levels(self, exchanges: Sequence[Sequence[waves.Exchange]]) -> list[Any]:
         """The outputs, after the ops of each level and the exchanges of each wave. The nodes are sorted by level."""
         # Divide each wave into publications and other exchanges. An exchange of a gradient gets a label.
-        published_pieces = [[one.value for one in wave if id(one.value) in self.publications] for wave in exchanges]
-        other_exchanges = [[one for one in wave if id(one.value) not in self.publications] for wave in exchanges]
+        published_pieces = [[each.value for each in wave if id(each.value) in self.publications] for wave in exchanges]
+        other_exchanges = [[each for each in wave if id(each.value) not in self.publications] for wave in exchanges]
         labels.label_waves(self.program, other_exchanges)
         has_labels = [any(exchange.label is not None for exchange in wave) for wave in other_exchanges]
         # Build level by level.

@@ -120,7 +120,7 @@ def place_loop(reader: Any, node: Node) -> Decision:
     carried = [_find_start(value, is_kept) for value, is_kept in zip(inputs, are_kept)]
     are_fixed = are_kept
     for _ in range(MAX_READINGS):
-        body = reader.read_turn(body_graph, carried, (*node.key, "body"), constants)
+        body = reader.read(body_graph, carried, (*node.key, "body"), constants, repeats=True)
         drop = _drop_inner_slice if body.takes_batch else _drop_inner_facts
         results = [drop(value.placement) for value in body.outputs]
         # First, variables that can be carried in rows get rows, since placements of other variables may follow.

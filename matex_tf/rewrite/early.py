@@ -32,7 +32,7 @@ def put_early(nodes: Sequence[Node]) -> list[Node]:
     # By ids of nodes: the index of the last node with rows among the nodes that it needs and the node itself.
     last_with_rows: dict[int, int] = {}
     for index, node in enumerate(nodes):
-        needed = (last_with_rows.get(id(each), -1) for each in node.before)
+        needed = (last_with_rows.get(id(each), -1) for each in node.predecessors)
         last_with_rows[id(node)] = index if node.has_rows else max(needed, default=-1)
     return sorted(nodes, key=lambda node: last_with_rows[id(node)])
 
@@ -63,7 +63,7 @@ def list_waits(nodes: Sequence[Node], sums: Container[int]) -> dict[int, list[No
         if (gradient := _find_merged(node)) is not None:
             limits.setdefault(id(last_merged[gradient]), len(makers))
         limit = min(limits.values(), default=len(makers))
-        count = max((counts.get(id(each), 0) for each in node.before), default=0)
+        count = max((counts.get(id(each), 0) for each in node.predecessors), default=0)
         makes_sum = any(id(value) in sums for value in node.outputs)
         if (node.has_rows or makes_sum) and count < limit:
             # A wait for the last maker includes a wait for the first `counts[id(last)]` makers, which run before it.

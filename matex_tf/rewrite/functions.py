@@ -14,11 +14,7 @@ from matex_tf.rewrite.subgraphs import list_inputs
 
 def trace_expansion(expansion: Expansion, inputs: Sequence[Value]) -> Any:
     """The graph of the function that replaces an op, for inputs of these shapes and dtypes."""
-    specs = tuple(tf.TensorSpec(value.shape, value.dtype) for value in inputs)
-    # A function with a closure is not cached: it differs from one expansion to the next, and the cache would keep its
-    # closure alive.
-    trace = _trace.__wrapped__ if expansion.function.__closure__ else _trace
-    return trace(expansion, specs)
+    return _trace(expansion, tuple(tf.TensorSpec(value.shape, value.dtype) for value in inputs))
 
 
 @functools.lru_cache(maxsize=256)

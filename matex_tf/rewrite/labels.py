@@ -42,8 +42,6 @@ def label_waves(program: Program, waves: Sequence[Sequence[Exchange]]) -> None:
     sums of the last of these waves get its label.
     """
     _label_inner_inputs(program)
-    if not any(value.label is not None for node in program.nodes for value in (*node.inputs, *node.outputs)):
-        return
     users: dict[int, list[Node]] = {}
     for node in program.nodes:
         for value in node.inputs:

@@ -142,6 +142,7 @@ _UNDECIDED = Decision((), ())
 
 class Expansion(NamedTuple):
     """The answer of a rule that replaces an op: `function` computes the outputs from `arguments` and the op's inputs.
+    Traces are kept by `function`, so it is a function of a module, without a closure.
 
     Two expansions with equal `arguments` (hashable) create the same ops for inputs of the same shapes and dtypes.
     """
@@ -239,7 +240,7 @@ class Node:
         return placement
 
     @property
-    def before(self) -> list[Node]:
+    def predecessors(self) -> list[Node]:
         """The nodes that must run before this one: the makers of its inputs, and `controls`."""
         return [*(value.node for value in self.inputs if value.node is not None), *self.controls]
 

@@ -82,5 +82,5 @@ def drop_unneeded(nodes: list[Node], outputs: Iterable[Value], effects: Iterable
     needed = {value.node for value in outputs}.union(effects)
     for node in reversed(nodes):
         if node in needed:
-            needed.update(node.before)
+            needed.update(node.predecessors)
     return [node for node in nodes if node in needed]

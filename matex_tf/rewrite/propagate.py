@@ -80,12 +80,14 @@ class Reader:
         self._ops: dict[int, tuple[Any, list[Any], list[OpRecord]]] = {}
 
     def read(
-        self, graph: Any, placements: Sequence[Placement], key: tuple[Any, ...] = (), constants: Sequence[Any] = ()
-    ) -> Program:
+        self, graph: Any, placements: Sequence[Placement], key: tuple[Any, ...] = (), constants: Sequence[Any] = (),
+        repeats: bool = False,
+    ) -> Program:  # fmt: skip
         """The program of a function's graph for inputs of these placements.
 
         key: the call path; empty for the outermost graph.
         constants: for each input, its fixed value or None.
+        repeats: the graph is the body of a loop.
         """
         inputs = [
             self._read_input(tensor, (*key, tensor.op.name, tensor.value_index), placement, constant)
@@ -99,10 +101,12 @@ class Reader:
         if has_batch and is_outermost:
             self.batch_rows = count_rows(inputs)
         self._have_batch.append(has_batch)
+        self.loops += repeats
         try:
             outputs, effects = self._read_into(nodes, graph, inputs, key, [])
             takes_batch = not has_batch and self._have_batch[-1]
         finally:
+            self.loops -= repeats
             self._have_batch.pop()
             self.batch_rows = outer_rows
         if takes_batch or is_outermost:
@@ -120,14 +124,6 @@ class Reader:
         self._readings |= {key: self._readings[key]._replace(op=None) for key in stale}
         self.converted |= new
         return bool(new)
-
-    def read_turn(self, *arguments: Any) -> Program:
-        """`read` for the body of a loop."""
-        self.loops += 1
-        try:
-            return self.read(*arguments)
-        finally:
-            self.loops -= 1
 
     def _read_into(
         self, nodes: list[Node], graph: Any, inputs: list[Value], key: tuple[Any, ...], controls: list[Node]
@@ -168,16 +164,19 @@ class Reader:
 
         values: the values of tensors so far, by the ids of the tensors.
         """
-        inputs, last = [values[tensor_id] for tensor_id in record.inputs], self._readings.get(key)
+        inputs = [values[tensor_id] for tensor_id in record.inputs]
+        last = self._readings.pop(key, None)  # put back at the end: a reading that fails must not be used again
         is_known = last is not None and (last.op, last.inputs, last.controls) == (record.op, inputs, controls)
         if last is not None and is_known and not _has_old_inputs(last.nodes, values):
+            reading = last
             for node in filter(is_batch, last.nodes):
                 self._have_batch[-1], self.batch_rows = True, count_rows(node.outputs)
-            return last
-        nodes: list[Node] = []
-        outputs, ends = self._read_op(nodes, record, list(inputs), key, controls, () if last is None else last.nodes)
-        self._readings[key] = _OpReading(record.op, inputs, controls, nodes, outputs, ends)
-        return self._readings[key]
+        else:
+            nodes: list[Node] = []
+            outputs, ends = self._read_op(nodes, record, list(inputs), key, controls, last.nodes if last else ())
+            reading = _OpReading(record.op, inputs, controls, nodes, outputs, ends)
+        self._readings[key] = reading
+        return reading
 
     def _list_effects(self, graph: Any) -> list[Any]:
         """The ops that run although no output needs them."""
