@@ -19,7 +19,7 @@ import numpy as np
 from matex_tf import ops, settings
 from matex_tf.input import filled_caches, iteration, shared_batches, tickets, turns, whole_batches
 from matex_tf.lazy import tf
-from matex_tf.rewrite import functions
+from matex_tf.rewrite import graph_ops
 from matex_tf.runtime.hooks import Table
 from matex_tf.runtime.loop_hooks import put_loop
 from matex_tf.sharding import shard_arrays, shard_batches, slice_bounds
@@ -77,7 +77,7 @@ def _list_effects() -> list[Any]:
     This is because a shuffled dataset draws a seed for each iterator. TensorFlow orders ops by the resources that they
     share, and two iterators of one dataset share none.
     """
-    return [op for op in tf.compat.v1.get_default_graph().get_operations() if functions.is_stateful(op)]
+    return [op for op in tf.compat.v1.get_default_graph().get_operations() if graph_ops.is_stateful(op.type)]
 
 
 @HOOKS.replace(_ITERATORS, "OwnedIterator._create_iterator", _IF_HOOK_MISSING)

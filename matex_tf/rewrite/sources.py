@@ -112,11 +112,7 @@ def put_first(nodes: list[Node]) -> list[Node]:
     the batch. So such ops get a control edge from the op that takes the batch.
     """
     source = next(node for node in nodes if is_batch(node))
-
-    def list_needed(node: Node) -> list[Node]:
-        return [*(value.node for value in node.inputs if value.node is not None), *node.controls]
-
-    needed = set(reach([source], list_needed))
+    needed = set(reach([source], lambda node: node.predecessors))
     rest = [node for node in nodes if node not in needed]
     for node in rest:
         if _uses_slice(node) and not node.has_rows and source not in node.controls:

@@ -302,7 +302,7 @@ class StepPlan:
             inputs = [*arguments[:count], *map(graph.capture, captured), *arguments[count:]]
             if not is_batch_sliced:
                 inputs = sources.take_rows(copy, inputs, list(divided))
-            outputs = copy.build(program, inputs, [WHOLE] * len(program.outputs))
+            outputs = copy.build(program, inputs)
             events.step_copied()
             return outputs
 

@@ -230,7 +230,7 @@ class SessionPlan:
             else:
                 are_rows = [index < count for index in range(len(part.inputs))]
                 inputs = sources.take_rows(copy, list(part.inputs), are_rows)
-            outputs, effects = copy.build_apart(program, inputs, [WHOLE] * len(part.outputs))
+            outputs, effects = copy.build_apart(program, inputs)
         self.starts, self.counters = copy.starts, session_graphs.list_counters(self.graph, copy.starts)
         copied = {tensor.name: output for tensor, output in zip(part.outputs, outputs)}
         reused = [op for op in self.operations if op in part.reused]
