@@ -75,7 +75,7 @@ def find_real_path(path: Any, mode: str | None, creates_more_files: bool = False
         if mode == "r+" and not view.exists(key):
             return view.locate_real(key)  # no file is there, so that the library reports the error
         place = view.prepare_write(key, keep=mode != "w", exclusive=mode in ("x", "w-"))
-        # The library creates the files later, at a time that the view does not learn.
+        # The library creates further files later, at a time that the view does not learn.
         view.stop_caching(os.path.dirname(key) if creates_more_files else key)
         return place
 
@@ -153,7 +153,8 @@ def wrap_os_open(original: Any) -> Any:
         must_search = writes and (flags & os.O_EXCL or is_on_disk)
         if place is not None and not must_search:
             try:
-                descriptor = _open_plainly(place, flags | os.O_NOFOLLOW, mode)
+                # Without O_CREAT: a changed file that is not in the upper layer is searched in both.
+                descriptor = _open_plainly(place, flags & ~os.O_CREAT | os.O_NOFOLLOW, mode)
             except OSError as error:
                 is_link = error.errno == errno.ELOOP  # the target of the link may be in the other layer
                 if is_on_disk and not is_link and _is_cache_valid():
@@ -187,11 +188,9 @@ def _open_descriptor(key: str, path: Any, flags: int, mode: int) -> int:
             if not flags & os.O_CREAT and not view.exists(key):
                 raise make_error(errno.ENOENT, path)
             place = view.prepare_write(key, keep=not flags & os.O_TRUNC, exclusive=bool(flags & os.O_EXCL))
-            descriptor = os.open(place, flags, mode)
+            return os.open(place, flags, mode)
         except OSError as error:
             raise type(error)(error.errno, error.strerror, path) from None
-        view.confirm_written(key)
-        return descriptor
 
 
 # Queries
@@ -375,7 +374,7 @@ def wrap_chdir(original: Any) -> Any:
             key = find_key(path)
             return original(path) if key is None else _ask_steadily(lambda: _change_folder(original, view, key, path))
         finally:
-            view.known.forget_places()  # relative paths change
+            view.known.forget()  # relative paths change
 
     return chdir
 
@@ -399,7 +398,7 @@ def wrap_fchdir(original: Any) -> Any:
         try:
             return original(fd)
         finally:
-            overlay.get_own_view().known.forget_places()
+            overlay.get_own_view().known.forget()
 
     return fchdir
 
@@ -482,8 +481,6 @@ def wrap_link(original: Any) -> Any:
             if os.path.lexists(dst) if target is None else view.exists(target):
                 raise make_error(errno.EEXIST, dst)
             shutil.copy2(place, dst if target is None else view.prepare_write(target, keep=False, exclusive=True))
-            if target is not None:
-                view.confirm_written(target)
 
     return link
 

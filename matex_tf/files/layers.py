@@ -16,6 +16,7 @@ from typing import Any
 from matex_tf import settings
 from matex_tf.files import journal, journal_reader, known_places
 from matex_tf.ops import cache
+from matex_tf.runtime import real_files
 
 _MAX_TRIES = 10  # of a query, while rank 0 writes notes
 _MAX_LINKS = 40  # on the way of one path: more are a loop
@@ -30,13 +31,14 @@ class Layers:
     notes: the journal, which has rank 0's notes.
     hidden: the keys that this rank has removed.
     is_left: this rank has left the layers and uses the real files: rank 0 was lost, and this rank has become the first.
-    known: the cache of locations.
-    _used, _has_links: `used` and `has_links` by changes of this process.
+    known: the cache of changed names.
+    _changed: the names that this process may have created, changed or removed, by the key of their folder.
+    _has_links: `has_links` by changes of this process.
     _shown: keys that this rank had removed or written, and that were then saved on the disk for all ranks. They are
         visible again, also in a hidden folder.
     _excluded: paths that the view does not handle.
-    _uncached: keys whose locations, and those of their contents, are not cached: code outside Python, or another
-        process, may create the files at any moment.
+    _uncached: keys of folders that are not cached, with their contents: code outside Python, or another process, may
+        create files there at any moment.
     """
 
     def __init__(self, folder: str, notes: journal.Journal):
@@ -44,7 +46,7 @@ class Layers:
         self.notes = notes
         self.hidden: set[str] = set()
         self._shown: set[str] = set()
-        self._used = False
+        self._changed: dict[str, set[str]] = {}
         self._has_links = False
         self.is_left = False
         self._excluded = {
@@ -55,14 +57,14 @@ class Layers:
         if settings.get_settings().log_dir:
             self._excluded.add(os.path.realpath(settings.get_settings().log_dir))
         os.makedirs(folder, exist_ok=True)
-        self.known = known_places.KnownPlaces(folder, self.find_key, self._list_places, self._is_through_link)
-        notes.on_new_notes = self.known.forget_places
+        self.known = known_places.KnownPlaces(folder, self._read_folder)
+        notes.on_new_notes = self.known.forget
         self._uncached: set[str] = set()
 
     @property
     def used(self) -> bool:
         """Whether the upper layer may have files."""
-        return self._used or self.known.has_child_changed()
+        return bool(self._changed) or self.known.has_child_changed()
 
     @property
     def has_links(self) -> bool:
@@ -106,10 +108,6 @@ class Layers:
             names += target.split(os.sep)[::-1]
         return found
 
-    def _is_through_link(self, path: str, key: str) -> bool:
-        """Whether `path`, whose key is `key`, contains a link, and this rank has links of its own."""
-        return self.has_links and os.path.abspath(path) != key
-
     def exclude_path(self, path: str) -> None:
         """Do not handle `path` and its contents: they belong to this rank already."""
         self._excluded.add(os.path.realpath(path))
@@ -147,33 +145,35 @@ class Layers:
             return key if exists else None
         return before or None  # "": the key did not exist before the change
 
+    def mark_changed(self, key: str) -> None:
+        """Record that this rank has created, changed or removed `key`, or is about to."""
+        folder, name = os.path.split(key)
+        self._changed.setdefault(folder, set()).add(name)
+        self.known.forget()
+
     def stop_caching(self, key: str) -> None:
-        """Do not cache the locations of `key` and its contents from now on; see `_uncached`."""
+        """Do not cache the folder `key` and its contents from now on; see `_uncached`."""
         self._uncached.add(key)
-        self.known.forget_places()
+        self.known.forget()
 
-    def _list_places(self, key: str) -> known_places.Places | None:
-        """For the cache: the entries of the folder `key` that are not on the disk at their own path; None: not cached.
-
-        An entry with a path is a file of the upper layer. For an entry with None, both layers are searched. A name that
-        is no entry is on the disk; in `OwnPlaces` it does not exist.
-        """
-        if not self._uncached.isdisjoint(journal_reader.list_parents(key)):
-            return None
-        places = known_places.OwnPlaces() if self.is_hidden(key) else {}
-        changed = [path for path in self.hidden | self._shown if os.path.dirname(path) == key]
-        places.update({os.path.basename(path): None for path in changed})
-        try:
-            with os.scandir(self.locate_upper(key)) as entries:
-                places[known_places.IS_OWN] = None  # marks that the upper layer has the folder, too
-                for entry in entries:
-                    places[entry.name] = entry.path if entry.is_file(follow_symlinks=False) else None
-        except FileNotFoundError:
-            pass  # this rank has no files there
-        except NotADirectoryError:  # `key` or a parent is a file of this rank
-            places = known_places.OwnPlaces(places)
-        places.update({os.path.basename(path): None for path in self._uncached if os.path.dirname(path) == key})
-        return places
+    def _read_folder(self, path: str) -> known_places.Folder | None:
+        """For the cache: the folder `path`; None: it is not cached."""
+        with real_files.use_real_files():
+            key = self.find_key(path)
+            if key is None:  # the view does not handle the folder: all its files are on the disk
+                return known_places.Folder((), "", equals_disk=True)
+            # With links of this rank, the path may lead to another folder on the disk than its key.
+            is_through_link = self.has_links and os.path.abspath(path) != key
+            if is_through_link or not self._uncached.isdisjoint(journal_reader.list_parents(key)):
+                return None
+            upper = self.locate_upper(key)
+            is_own = os.path.isdir(upper)
+            # Nothing on the disk may be used if this rank has removed the folder, or if it or a parent is a file of
+            # this rank. The names that a child process has changed are not known.
+            is_replaced = self.is_hidden(key) or self._is_in_own_file(os.path.join(key, os.curdir))
+            may_differ = is_replaced or (is_own and self.known.has_child_changed())
+            changed = None if may_differ else self._changed.get(key, ())
+            return known_places.Folder(changed, upper, equals_disk=not is_own and not may_differ and not changed)
 
     def ask_until_steady(self, ask: Callable[[], Any], drop: Callable[[Any], bool] | None = None) -> Any:
         """Return `ask()`, or raise its OSError. If rank 0 has written notes during the call, repeat it, because the
@@ -233,7 +233,7 @@ class Layers:
 
     def is_untouched(self) -> bool:
         """Whether this rank's view equals the disk."""
-        return not self.used and not self.hidden and not self.notes.has_news()
+        return not self.used and not self.notes.has_news()
 
 
 def list_open_descriptors() -> Iterator[tuple[int, str]]:
