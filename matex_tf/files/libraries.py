@@ -18,7 +18,7 @@ import urllib.parse
 from typing import Any, TypeGuard
 
 from matex_tf.files import journal, overlay
-from matex_tf.files.functions import find_real_path
+from matex_tf.files.paths import find_real_path
 from matex_tf.runtime import real_files
 from matex_tf.runtime.hooks import Table, put_function
 

@@ -1,4 +1,4 @@
-"""Installs the replacements of Python's file functions (`functions`) on ranks other than 0.
+"""Installs the replacements of Python's file functions (`queries`, `changes`) on ranks other than 0.
 
 Reads and writes of the script then go through `view.View`, which finds a file in the private folder of the rank or on
 the disk. The view does not handle temporary files, whose names differ between ranks, system folders, pipes and sockets.
@@ -16,7 +16,7 @@ import sys
 import tempfile
 from typing import Any
 
-from matex_tf.files import functions, overlay
+from matex_tf.files import changes, overlay, paths, queries
 from matex_tf.runtime import real_files
 from matex_tf.runtime.hooks import Table
 
@@ -41,23 +41,23 @@ def install_view() -> None:
 
 
 for _module, _names, _make in (
-    ("builtins io", "open", functions.wrap_open),
-    ("os", "open", functions.wrap_os_open),
-    ("os", "stat access statvfs getxattr listxattr", functions.wrap_query),
-    ("os", "lstat readlink", functools.partial(functions.wrap_query, of_link=True)),
-    ("os", "truncate utime chmod chown setxattr removexattr", functions.wrap_change),
-    ("os", "mkdir", functions.wrap_mkdir),
-    ("os", "rmdir", functions.wrap_rmdir),
-    ("os", "remove unlink", functions.wrap_remove),
-    ("os", "rename replace", functions.wrap_rename),
-    ("os", "link", functions.wrap_link),
-    ("os", "symlink", functions.wrap_symlink),
-    ("os", "listdir", functions.wrap_listdir),
-    ("os", "scandir", functions.wrap_scandir),
-    ("os", "chdir", functions.wrap_chdir),
-    ("os", "fchdir", functions.wrap_fchdir),
-    ("os", "getcwd", functions.wrap_getcwd),
-    ("shutil", "rmtree", functions.wrap_rmtree),
+    ("builtins io", "open", changes.wrap_open),
+    ("os", "open", changes.wrap_os_open),
+    ("os", "stat access statvfs getxattr listxattr", queries.wrap_query),
+    ("os", "lstat readlink", functools.partial(queries.wrap_query, of_link=True)),
+    ("os", "truncate utime chmod chown setxattr removexattr", changes.wrap_change),
+    ("os", "mkdir", changes.wrap_mkdir),
+    ("os", "rmdir", changes.wrap_rmdir),
+    ("os", "remove unlink", changes.wrap_remove),
+    ("os", "rename replace", changes.wrap_rename),
+    ("os", "link", changes.wrap_link),
+    ("os", "symlink", changes.wrap_symlink),
+    ("os", "listdir", queries.wrap_listdir),
+    ("os", "scandir", queries.wrap_scandir),
+    ("os", "chdir", queries.wrap_chdir),
+    ("os", "fchdir", queries.wrap_fchdir),
+    ("os", "getcwd", queries.wrap_getcwd),
+    ("shutil", "rmtree", changes.wrap_rmtree),
 ):
     # Some of the functions exist on Linux only.
     _existing = [name for name in _names.split() if hasattr(sys.modules[_module.split()[0]], name)]
@@ -108,7 +108,7 @@ def _make_file_class(original: Any) -> Any:
     class FileIO(original, metaclass=Meta):
         def __init__(self, file, mode="r", closefd=True, opener=None):
             if opener is None and not isinstance(file, int):
-                opener = functions.open_for_all
+                opener = changes.open_for_all
             super().__init__(file, mode, closefd, opener)
 
     return FileIO
@@ -125,7 +125,7 @@ class _MergedFinder:
 
 def _list_layers(entry: str) -> list[str]:
     """The folders of both layers for `entry` of the path, in the order of the search. "": the working folder."""
-    key = functions.find_key(entry or os.curdir, reads_only=True)
+    key = paths.find_key(entry or os.curdir, reads_only=True)
     if key is None:
         return [entry]
     with real_files.use_real_files():
@@ -138,7 +138,7 @@ def _list_layers(entry: str) -> list[str]:
 
 def _find_loadable(path: Any) -> Any:
     """This rank's location of the file `path`; `path` itself if it is on the disk, or missing."""
-    key = functions.find_key(path, reads_only=True)
+    key = paths.find_key(path, reads_only=True)
     if key is None:
         return path
     with real_files.use_real_files():
@@ -148,10 +148,8 @@ def _find_loadable(path: Any) -> Any:
 
 
 _LOADERS = "FileLoader.__init__ ExtensionFileLoader.__init__"
-HOOKS.replace("importlib._bootstrap_external", _LOADERS, _IF_HOOK_MISSING)(
-    functions.wrap_argument("path", _find_loadable)
-)
-HOOKS.replace("io _io", "open_code", _IF_HOOK_MISSING)(functions.wrap_argument("path", _find_loadable))
+HOOKS.replace("importlib._bootstrap_external", _LOADERS, _IF_HOOK_MISSING)(paths.wrap_argument("path", _find_loadable))
+HOOKS.replace("io _io", "open_code", _IF_HOOK_MISSING)(paths.wrap_argument("path", _find_loadable))
 
 
 def _may_refer(module: str) -> bool:
@@ -169,7 +167,7 @@ def _wrap_temporary(original: Any) -> Any:
 
     def make(*args, **kwargs):
         folder = signature.bind(*args, **kwargs).arguments.get("dir") or tempfile.tempdir
-        key = functions.find_key(folder)
+        key = paths.find_key(folder)
         with real_files.use_real_files():
             view = overlay.get_own_view()
             if key is None or view.is_folder_of_disk(key):

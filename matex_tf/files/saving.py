@@ -17,7 +17,7 @@ import numpy as np
 
 from matex_tf import ops, settings
 from matex_tf.files import delivery, journal, overlay
-from matex_tf.files.functions import Proxy, find_real_path
+from matex_tf.files.paths import Proxy, find_real_path
 from matex_tf.runtime import atomic, objects, real_files, shutdown, watchdog
 from matex_tf.runtime.keras_table import KerasTable
 from matex_tf.steps import events, pieces

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from matex_tf.files import journal, overlay
-from matex_tf.files.functions import Proxy, find_real_path, wrap_argument
+from matex_tf.files.paths import Proxy, find_real_path, wrap_argument
 from matex_tf.lazy import tf
 from matex_tf.runtime import real_files
 from matex_tf.runtime.hooks import Table, put_function
