@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from matex_tf.files import overlay
+from matex_tf.files import journal, overlay
 from matex_tf.files.view import View
 from matex_tf.runtime import real_files
 
@@ -57,25 +57,41 @@ def use_view(path: Any) -> Iterator[View]:
             raise type(error)(error.errno, error.strerror, path) from None
 
 
-def find_real_path(path: Any, mode: str | None, creates_more_files: bool = False) -> Any:
-    """The real path of `path`, for a library that opens files itself: to read (mode None) or to write.
+def is_local(path: Any) -> bool:
+    """Whether `path` names a file of this machine: it is no descriptor, buffer or tensor, and no URL such as gs://..."""
+    return isinstance(path, (str, bytes, os.PathLike)) and b"://" not in os.fsencode(path)
 
-    Mode "w" replaces the file, "x" and "w-" create a new one, other modes keep the content. creates_more_files: the
-    library also creates other files in the folder of the file.
+
+def find_real_path(path: Any, mode: str, creates_more_files: bool = False) -> Any:
+    """The real path of `path`, for a library that opens files itself. A write is noted in the journal on rank 0.
+
+    Returns `path` itself if it names no file of this machine, or if the view does not handle it, as on rank 0.
+
+    Args:
+        mode: "r" reads, "w" replaces the file, "x" and "w-" create a new one, other modes keep the content.
+        creates_more_files: the library also creates other files in the folder of the file.
     """
+    if not is_local(path):
+        return path
+    if mode != "r":
+        journal.note_change(path)
     key = find_key(path) if overlay.get_view() is not None else None
-    if key is None:  # the view does not handle it
+    if key is None:
         return path
     with real_files.use_real_files():
-        view = overlay.get_own_view()
-        if mode is None:
-            return view.ask_until_steady(lambda: view.locate_readable(key))
-        if mode == "r+" and not view.exists(key):
-            return view.locate_real(key)  # no file is there, so that the library reports the error
-        place = view.prepare_write(key, keep=mode != "w", exclusive=mode in ("x", "w-"))
-        # The library creates further files later, at a time that the view does not learn.
-        view.stop_caching(os.path.dirname(key) if creates_more_files else key)
-        return place
+        place = _prepare_place(overlay.get_own_view(), key, mode, creates_more_files)
+    return os.fsencode(place) if isinstance(path, bytes) else place
+
+
+def _prepare_place(view: View, key: str, mode: str, creates_more_files: bool) -> str:
+    if mode == "r":
+        return str(view.ask_until_steady(lambda: view.locate_readable(key)))
+    if mode == "r+" and not view.exists(key):
+        return view.locate_real(key)  # no file is there, so that the library reports the error
+    place = view.prepare_write(key, keep=mode != "w", exclusive=mode in ("x", "w-"))
+    # The library creates further files later, at a time that the view does not learn.
+    view.stop_caching(os.path.dirname(key) if creates_more_files else key)
+    return place
 
 
 def wrap_argument(name: str, convert: Callable[[Any], Any]) -> Any:
@@ -85,12 +101,19 @@ def wrap_argument(name: str, convert: Callable[[Any], Any]) -> Any:
         index = list(inspect.signature(original).parameters).index(name)
 
         def function(*args, **kwargs):
-            if name in kwargs:
-                kwargs[name] = convert(kwargs[name])
-            elif len(args) > index:
-                args = (*args[:index], convert(args[index]), *args[index + 1 :])
-            return original(*args, **kwargs)
+            return call_with_converted(original, args, kwargs, name, index, convert)
 
         return function
 
     return make
+
+
+def call_with_converted(
+    function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str, index: int, convert: Callable[[Any], Any]
+) -> Any:
+    """`function(*args, **kwargs)`, with `convert(argument)` in place of the argument `name`, at position `index`."""
+    if name in kwargs:
+        kwargs = {**kwargs, name: convert(kwargs[name])}
+    elif len(args) > index:
+        args = (*args[:index], convert(args[index]), *args[index + 1 :])
+    return function(*args, **kwargs)

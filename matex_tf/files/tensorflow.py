@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from matex_tf.files import journal, overlay
-from matex_tf.files.paths import Proxy, find_real_path, wrap_argument
+from matex_tf.files.paths import Proxy, find_real_path, is_local, wrap_argument
 from matex_tf.lazy import tf
 from matex_tf.runtime import real_files
 from matex_tf.runtime.hooks import Table, put_function
@@ -40,11 +40,6 @@ _FILE_STREAM = "file://"
 
 # Paths. Functions `_find_...` map a path of the script to the real path. They return the URL of remote storage,
 # such as gs://..., as it is; also a tensor, except for `_find_all_readable`, which finds the paths in it.
-
-
-def is_local(path: Any) -> bool:
-    """Whether `path` names a file of this machine: it is no tensor, and no URL such as gs://..."""
-    return isinstance(path, (str, bytes, os.PathLike)) and b"://" not in os.fsencode(path)
 
 
 def _match_type(given: Any, path: Any) -> Any:
@@ -68,23 +63,18 @@ def _make_error(number: Any, path: Any) -> Exception:
 
 
 def _find_readable(path: Any) -> Any:
-    return _match_type(path, find_real_path(path, None)) if is_local(path) else path
+    return find_real_path(path, "r")
 
 
 def _find_writable(path: Any, mode: str = "w") -> Any:
-    journal.note_change(path)
-    return _match_type(path, _raise_as_tensorflow(find_real_path, path, mode)) if is_local(path) else path
+    return _raise_as_tensorflow(find_real_path, path, mode)
 
 
 def _find_folder(path: Any) -> Any:
     """The real path of a log folder. Ranks with a view create the folder, as TensorFlow would."""
-    if not is_local(path):
-        return path
-    journal.note_change(path)
-    if overlay.get_view() is None:
-        return path
-    _raise_as_tensorflow(os.makedirs, path, exist_ok=True)
-    return _match_type(path, find_real_path(path, "a"))
+    if is_local(path) and overlay.get_view() is not None:
+        _raise_as_tensorflow(os.makedirs, path, exist_ok=True)
+    return _find_writable(path, "a")
 
 
 # TensorFlow's functions on files, records and checkpoints
@@ -198,7 +188,7 @@ def _find_prefix(prefix: Any) -> Any:
     if not is_local(prefix):
         return prefix
     index = os.fsdecode(prefix) + _INDEX_SUFFIX
-    place = os.fsdecode(find_real_path(index, None))
+    place = find_real_path(index, "r")
     if place == os.path.realpath(index):  # on the disk, perhaps behind links: the script's own path is right
         return prefix
     return _match_type(prefix, place.removesuffix(_INDEX_SUFFIX))
@@ -288,10 +278,10 @@ def _find_cache(name: Any) -> Any:
     if not os.fspath(name):
         return name
     index = os.fsdecode(name) + _INDEX_SUFFIX
-    mode = None if os.path.exists(index) else "w"
-    if mode is not None:
+    mode = "r" if os.path.exists(index) else "w"
+    if mode == "w":
         _create_folder(index)
-    place = os.fsdecode(_raise_as_tensorflow(find_real_path, index, mode, creates_more_files=True))
+    place = _raise_as_tensorflow(find_real_path, index, mode, creates_more_files=True)
     return _match_type(name, place[: -len(_INDEX_SUFFIX)])
 
 
