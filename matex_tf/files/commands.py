@@ -11,12 +11,10 @@ arguments, paths of files in the private folder are replaced by the real paths o
 from __future__ import annotations
 
 import contextlib
-import copy
 import hashlib
 import inspect
 import io
 import os
-import pickle
 import re
 import shlex
 import sys
@@ -25,7 +23,7 @@ from typing import Any
 
 from matex_tf import ops, settings
 from matex_tf.files import journal, overlay
-from matex_tf.runtime import objects, real_files, script_frames, watchdog
+from matex_tf.runtime import first_rank, objects, real_files, script_frames
 from matex_tf.runtime.hooks import Table
 from matex_tf.thread_flag import ThreadFlag
 from matex_tf.world import world
@@ -75,14 +73,10 @@ def _run_on_rank_0(run: Callable[[], Any], name: str, arguments: Sequence[Any], 
     with _is_inside.set():
         if len(set(hashes)) > 1:  # all ranks see the same hashes, so each runs its own command here
             return run()
+        shown = str(arguments[0] if arguments else name)[:_SHOWN_CHARACTERS]
         with _adopt_changes(options):
             objects.barrier("a command begins")
-            outcome = None
-            if world.get_world().rank == 0:
-                shown = str(arguments[0] if arguments else name)[:_SHOWN_CHARACTERS]
-                with watchdog.excuse_wait(f"running {shown!r}"):
-                    outcome = _catch_outcome(run)
-            result, error = objects.broadcast(outcome, "the result of a command")
+            result, error = first_rank.catch_on_first(run, "the result of a command", f"running {shown!r}")
         objects.barrier("a command has ended")
     if error is not None:
         raise error
@@ -115,22 +109,6 @@ def _adopt_changes(options: Mapping[str, Any]) -> Iterator[None]:
             output_paths = [name for name in output_names if isinstance(name, (str, bytes, os.PathLike))]
             output_keys = {key for path in output_paths if (key := view.find_key(path)) is not None}
             view.adopt_disk(private_keys, output_keys)
-
-
-def _catch_outcome(run: Callable[[], Any]) -> tuple[Any, BaseException | None]:
-    """The result of `run`, or its exception, in a form that can be sent to the other ranks."""
-    try:
-        outcome: tuple[Any, BaseException | None] = run(), None
-        pickle.dumps(outcome)  # raises if the result cannot be sent
-    except Exception as error:
-        try:
-            # Pickle sends the error, and the other ranks create it again. `deepcopy` creates it in the same way, so an
-            # error that could not be created there fails here.
-            copy.deepcopy(error)
-            outcome = None, error
-        except Exception:
-            outcome = None, RuntimeError(f"{type(error).__name__}: {error}")
-    return outcome
 
 
 def _hash_command(name: str, arguments: Sequence[Any], options: Mapping[str, Any]) -> str:

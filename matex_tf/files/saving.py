@@ -18,7 +18,7 @@ import numpy as np
 from matex_tf import ops, settings
 from matex_tf.files import delivery, journal, overlay
 from matex_tf.files.paths import Proxy, find_real_path
-from matex_tf.runtime import atomic, objects, real_files, shutdown, watchdog
+from matex_tf.runtime import atomic, first_rank, objects, real_files, shutdown, watchdog
 from matex_tf.runtime.keras_table import KerasTable
 from matex_tf.steps import events, pieces
 from matex_tf.thread_flag import ThreadFlag, is_main_thread
@@ -145,27 +145,22 @@ def _save_once(write: Callable[[], Any], path: str, name: str) -> Any:
 
 def _save_together(write: Callable[[], Any], path: str, name: str) -> Any:
     """`_save_once` for a call that all ranks make: they meet, and wait until rank 0 has written. Collective."""
-    is_first = world.get_world().rank == 0
-    result = error = None
+    results: list[Any] = []  # on rank 0; only a path is sent to the others
+
+    def save() -> tuple[str, str | None]:
+        results.append(_save_plainly(write))
+        return path, _find_path_text(results[0])
+
     ops.records.mark_between_steps()  # records do not count the time as part of a step
     pieces.make_all_whole()  # rank 0 reads the variables without the other ranks
     events.ranks_meet("saving")  # with the strategy `local`, ranks average their weights
-    objects.barrier(f"saving ({name})")
-    if is_first:
-        try:
-            with watchdog.excuse_wait(f"saving to {path}", watchdog.SAVING_FACTOR):
-                result = _save_plainly(write)
-        except Exception as raised:
-            error = raised
-    # Only the outcome of rank 0 is sent: its path, its result if that is a path, and its error.
-    outcome = (path, _find_path_text(result), None if error is None else f"{type(error).__name__}: {error}")
-    path_of_0, text, failure = objects.broadcast(outcome, f"saving ({name})")
-    if error is not None:
-        raise error
-    if failure is not None:
-        raise OSError(f"rank 0 could not save to {path_of_0}: {failure}")
+    what = f"saving ({name})"
+    objects.barrier(what)
+    path_of_0, text = first_rank.run_on_first(save, what, f"saving to {path}", watchdog.SAVING_FACTOR)
     delivery.deliver_file(path)  # waits until this rank can read the file; rank 0 sends it to hosts that do not see it
-    return result if is_first or text is None else text.replace(path_of_0, path)
+    if results:
+        return results[0]
+    return None if text is None else text.replace(path_of_0, path)
 
 
 class _WholeFiles(Proxy):
