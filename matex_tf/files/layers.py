@@ -29,13 +29,13 @@ class Layers:
 
     root: the folder of the upper layer: the file of a key is at `root + key`.
     notes: the journal, which has rank 0's notes.
-    hidden: the keys that this rank has removed.
+    removed: the keys that this rank has removed. True: the key is hidden; False: it is visible again, also in a hidden
+        folder, because rank 0 has saved it on the disk for all ranks since. Own files that rank 0 has saved are here,
+        too.
     is_left: this rank has left the layers and uses the real files: rank 0 was lost, and this rank has become the first.
     known: the cache of changed names.
     _changed: the names that this process may have created, changed or removed, by the key of their folder.
     _has_links: `has_links` by changes of this process.
-    _shown: keys that this rank had removed or written, and that were then saved on the disk for all ranks. They are
-        visible again, also in a hidden folder.
     _excluded: paths that the view does not handle.
     _uncached: keys of folders that are not cached, with their contents: code outside Python, or another process, may
         create files there at any moment.
@@ -44,8 +44,7 @@ class Layers:
     def __init__(self, folder: str, notes: journal.Journal):
         self.root = os.path.join(os.path.realpath(folder), "files")
         self.notes = notes
-        self.hidden: set[str] = set()
-        self._shown: set[str] = set()
+        self.removed: dict[str, bool] = {}
         self._changed: dict[str, set[str]] = {}
         self._has_links = False
         self.is_left = False
@@ -121,9 +120,8 @@ class Layers:
 
     def is_hidden(self, key: str) -> bool:
         """Whether this rank has removed `key` or a parent folder, and rank 0 has not saved `key` for all since."""
-        # The innermost path of either set decides. If there is none, `next` returns None, which is in no set.
-        changed = (path for path in journal_reader.list_parents(key) if path in self.hidden or path in self._shown)
-        return next(changed, None) in self.hidden
+        # The innermost path decides.
+        return next((self.removed[path] for path in journal_reader.list_parents(key) if path in self.removed), False)
 
     def _is_in_own_file(self, key: str) -> bool:
         """Whether a parent of `key` is a file of this rank. Rank 0 may have replaced its file by a folder or a link."""

@@ -145,8 +145,8 @@ def take_over_files(became_first: bool) -> None:
 
 
 def _remove_hidden(view: View) -> None:
-    """Remove from the disk the files that this rank has removed (`view.hidden`) and rank 0 had not."""
-    for key in sorted(view.hidden):
+    """Remove from the disk the files that this rank has removed (`view.removed`) and rank 0 had not."""
+    for key in sorted(view.removed):
         inside = [os.path.join(top, name) for top, folders, files in os.walk(key) for name in (*folders, *files)]
         for path in [*sorted(inside, reverse=True), key]:  # the contents of a folder come before the folder
             if not os.path.lexists(path) or not view.is_hidden(path):

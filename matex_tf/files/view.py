@@ -3,7 +3,7 @@
 Only rank 0 changes the disk. Another rank writes its own files, which are in the upper layer. If it removes a file of
 the disk, the file stays there, and its key is hidden: this rank no longer sees it. The key of a file is its canonical
 absolute path, such as `/home/me/log.txt`. Its place in the upper layer is `root + key`, below the private folder.
-`Layers` describes all fields, also `_shown`, `_changed` and `_uncached`. Each change here is recorded by
+`Layers` describes all fields, also `removed`, `_changed` and `_uncached`. Each change here is recorded by
 `mark_changed`.
 """
 
@@ -38,15 +38,15 @@ class View(Layers):
         self._limit.start_watching()
         folder = os.path.dirname(self.root)
         return {
-            "folder": folder, "notes": self.notes.describe(), "hidden": self.hidden, "shown": self._shown,
+            "folder": folder, "notes": self.notes.describe(), "removed": self.removed,
             "excluded": self._excluded,
         }  # fmt: skip
 
     @classmethod
-    def adopt(cls, folder: str, notes: dict[str, Any], hidden: set[str], shown: set[str], excluded: set[str]) -> View:
+    def adopt(cls, folder: str, notes: dict[str, Any], removed: dict[str, bool], excluded: set[str]) -> View:
         """In a child process: the view of the rank that has started the process, from its `share_with_child`."""
         view = cls(folder, journal.Journal.adopt(**notes))
-        view.hidden, view._shown, view._excluded = hidden, shown, excluded
+        view.removed, view._excluded = removed, excluded
         view.mark_changed(os.sep)  # the rank may write files and links, also later
         view._has_links = True
         view._limit.stop_watching()  # the rank watches the size of the folder
@@ -57,8 +57,7 @@ class View(Layers):
         """Use the file `key` of the disk, saved by rank 0 for all, even if this rank has written or removed it."""
         if self.is_own(key) or self.is_hidden(key):
             self._hide_key(key)  # removes this rank's own file
-            self.hidden.discard(key)
-            self._shown.add(key)
+            self.removed[key] = False
             # This rank sees the folder of the file again, if it has removed the folder.
             self._make_upper_folder(os.path.dirname(key))
 
@@ -82,9 +81,7 @@ class View(Layers):
         self.return_to_disk()
         try:
             # The script had removed these keys on all ranks; the command has created them.
-            for key in filter(os.path.lexists, self.hidden.copy()):
-                self.hidden.discard(key)
-                self._shown.add(key)
+            self.removed |= {key: False for key in self.removed if os.path.lexists(key)}
             open_paths = {path for _, path in list_open_descriptors()}
             for key in own:
                 place = self.locate_upper(key)
@@ -123,7 +120,8 @@ class View(Layers):
         """
         if not os.path.isdir(key):  # the disk is read before the notes, as in `locate_lower`
             return False
-        has_shown = any(key in journal_reader.list_parents(path) for path in self._shown)
+        shown = [path for path, is_hidden in self.removed.items() if not is_hidden]
+        has_shown = any(key in journal_reader.list_parents(path) for path in shown)
         return self.locate_lower(key) == key or (has_shown and self.notes.find_before(key) is None)
 
     def locate_for_child(self, key: str) -> str:
@@ -275,8 +273,8 @@ class View(Layers):
 
         may_have_links: `key` may be a link, or a folder with links, which may still be on the disk.
         """
-        self._shown = {shown for shown in self._shown if key not in journal_reader.list_parents(shown)}
-        self.hidden.add(key)
+        others = {path: gone for path, gone in self.removed.items() if key not in journal_reader.list_parents(path)}
+        self.removed = {**others, key: True}
         upper = self.locate_upper(key)
         if os.path.isdir(upper) and not os.path.islink(upper):
             shutil.rmtree(upper)
