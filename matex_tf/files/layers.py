@@ -234,8 +234,15 @@ class Layers:
         return not self.used and not self.notes.has_news()
 
 
-def list_open_descriptors() -> Iterator[tuple[int, str]]:
-    """The open file descriptors of this process, with their paths."""
-    for descriptor in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # the descriptor of the listing itself is closed by now
-            yield int(descriptor), os.readlink(f"/proc/self/fd/{descriptor}")
+def list_open_files(process: str) -> Iterator[tuple[str, str, tuple[int, int]]]:
+    """The open files and the working folder of a process, as (descriptor, path, (device, inode)); nothing of another
+    user's process.
+
+    The process may end, or close a file, meanwhile. The working folder has "../cwd" as its descriptor.
+    """
+    with contextlib.suppress(OSError):
+        for descriptor in [*os.listdir(f"/proc/{process}/fd"), "../cwd"]:
+            place = f"/proc/{process}/fd/{descriptor}"
+            with contextlib.suppress(FileNotFoundError):
+                state = os.stat(place)
+                yield descriptor, os.readlink(place), (state.st_dev, state.st_ino)

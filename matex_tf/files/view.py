@@ -19,7 +19,7 @@ from collections.abc import Container
 from typing import Any
 
 from matex_tf.files import journal, journal_reader, private_folder
-from matex_tf.files.layers import Layers, list_open_descriptors
+from matex_tf.files.layers import Layers, list_open_files
 from matex_tf.world import world
 
 
@@ -82,7 +82,7 @@ class View(Layers):
         try:
             # The script had removed these keys on all ranks; the command has created them.
             self.removed |= {key: False for key in self.removed if os.path.lexists(key)}
-            open_paths = {path for _, path in list_open_descriptors()}
+            open_paths = {path for _, path, _ in list_open_files("self")}
             for key in own:
                 place = self.locate_upper(key)
                 if not os.path.lexists(key):
