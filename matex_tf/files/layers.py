@@ -76,16 +76,18 @@ class Layers:
         """The key of `path`; None if the view does not handle it. `follow`: replace a final link by its target."""
         if isinstance(path, int) or path is None:
             return None
-        text = os.path.abspath(os.fsdecode(path))
-        # A path in the upper layer, such as the working folder of C code, is the path in the script after `root`.
-        if text == self.root or text.startswith(self.root + os.sep):
-            text = text[len(self.root) :] or os.sep
+        text = self.strip_root(os.path.abspath(os.fsdecode(path)))
         if follow:
             text = self._follow_links(text)
         else:
             text = os.path.join(self._follow_links(os.path.dirname(text)), os.path.basename(text))
         is_excluded = any(path in self._excluded for path in journal_reader.list_parents(text))
         return None if self.is_left or is_excluded else text
+
+    def strip_root(self, path: str) -> str:
+        """A path in the upper layer, such as the working folder of C code, as the script has it; others as they are."""
+        is_upper = path == self.root or path.startswith(self.root + os.sep)
+        return (path[len(self.root) :] or os.sep) if is_upper else path
 
     def _follow_links(self, path: str) -> str:
         """`os.path.realpath` of an absolute path through the links as this rank sees them."""

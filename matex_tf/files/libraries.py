@@ -18,7 +18,7 @@ import urllib.parse
 from typing import Any
 
 from matex_tf.files import overlay
-from matex_tf.files.paths import call_with_converted, find_real_path, is_local
+from matex_tf.files.paths import call_with_converted, find_key, find_real_path, is_local, make_meta
 from matex_tf.runtime import real_files
 from matex_tf.runtime.hooks import Table, put_function
 
@@ -68,21 +68,15 @@ _NOTED = ("ParquetWriter.__init__", "write_dataset")
 
 def _find_place(path: Any, mode: str, creates_more_files: bool = False) -> Any:
     """`find_real_path`. A folder to read stays if it has files of the disk: no real folder has the files of both."""
-    stays = mode == "r" and is_local(path) and os.path.isdir(path) and not _is_elsewhere(path)
+    stays = mode == "r" and is_local(path) and os.path.isdir(path) and _has_files_of_disk(path)
     return path if stays else find_real_path(path, mode, creates_more_files)
 
 
-def _is_elsewhere(folder: Any) -> bool:
-    """Whether all that this rank sees in `folder` is elsewhere than at its path on the disk.
-
-    It is so if the disk has no such folder, or if the rank sees only files of its own there.
-    """
-    view = overlay.get_view()
-    if view is None:
-        return False
+def _has_files_of_disk(folder: Any) -> bool:
+    """Whether this rank sees files of the disk in a folder that the view handles, perhaps next to files of its own."""
+    key = find_key(folder) if overlay.has_view() else None
     with real_files.use_real_files():
-        key = view.find_key(folder)  # None: the view does not handle the folder
-        return key is not None and (not os.path.isdir(key) or view.has_only_own(key))
+        return key is not None and os.path.isdir(key) and not overlay.get_own_view().has_only_own(key)
 
 
 def _is_file_system(value: Any) -> bool:
@@ -207,16 +201,7 @@ def _put_public(owner: Any, name: str, make: Any) -> None:
 
 @HOOKS.replace("netCDF4", "Dataset", _IF_HOOK_MISSING, put=_put_public)
 def _make_dataset(original: Any) -> Any:
-    class Meta(type(original)):  # type: ignore[misc]
-        """Makes instances of the original class, such as groups and MFDataset, count as instances of `Dataset`."""
-
-        def __instancecheck__(cls, instance: Any) -> bool:
-            return isinstance(instance, original) if cls is Dataset else super().__instancecheck__(instance)
-
-        def __subclasscheck__(cls, subclass: type) -> bool:
-            return issubclass(subclass, original) if cls is Dataset else super().__subclasscheck__(subclass)
-
-    class Dataset(original, metaclass=Meta):
+    class Dataset(original, metaclass=make_meta(original)):  # groups and MFDataset count as instances
         __slots__ = ()
 
         def __init__(

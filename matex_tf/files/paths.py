@@ -27,6 +27,21 @@ class Proxy:
         return getattr(self._original, name)
 
 
+def make_meta(original: Any) -> Any:
+    """A metaclass for the class that takes the place of `original`, its base: all instances and subclasses of
+    `original` count as instances and subclasses of this class. C code still makes objects of the original class.
+    """
+
+    class Meta(type(original)):  # type: ignore[misc]
+        def __instancecheck__(cls, instance: Any) -> bool:
+            return isinstance(instance, original) if cls.__base__ is original else super().__instancecheck__(instance)
+
+        def __subclasscheck__(cls, subclass: type) -> bool:
+            return issubclass(subclass, original) if cls.__base__ is original else super().__subclasscheck__(subclass)
+
+    return Meta
+
+
 def find_key(path: Any, kwargs: dict | None = None, follow: bool = True, reads_only: bool = False) -> str | None:
     """The key of `path` if the view handles it; None: the caller calls the original function with `path` itself.
 

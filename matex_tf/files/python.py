@@ -96,16 +96,9 @@ def _renew_openers(original: Any) -> Any:
 
 @HOOKS.replace("io", "FileIO", _IF_HOOK_MISSING)
 def _make_file_class(original: Any) -> Any:
-    """A class that opens files by the replaced `os.open`; the original one opens them in C code.
+    """A class that opens files by the replaced `os.open`; the original one opens them in C code."""
 
-    C code still makes objects of the original class, as for `open`. They count as instances of the new one (`Meta`).
-    """
-
-    class Meta(type(original)):  # type: ignore[misc]
-        def __instancecheck__(cls, instance: Any) -> bool:
-            return isinstance(instance, original) if cls is FileIO else super().__instancecheck__(instance)
-
-    class FileIO(original, metaclass=Meta):
+    class FileIO(original, metaclass=paths.make_meta(original)):
         def __init__(self, file, mode="r", closefd=True, opener=None):
             if opener is None and not isinstance(file, int):
                 opener = changes.open_for_all

@@ -237,8 +237,6 @@ def wrap_getcwd(original: Any) -> Any:
     """For `os.getcwd`: a working folder in the private folder (`root`) is called by its path in the view."""
 
     def getcwd():
-        folder, root = original(), overlay.get_own_view().root
-        inside = not real_files.uses_real_files() and (folder == root or folder.startswith(root + os.sep))
-        return (folder[len(root) :] or os.sep) if inside else folder
+        return original() if real_files.uses_real_files() else overlay.get_own_view().strip_root(original())
 
     return getcwd

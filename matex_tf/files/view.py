@@ -31,21 +31,17 @@ class View(Layers):
         self._limit = private_folder.Limit(self.root)
         os.register_at_fork(before=self._limit.start_watching)  # for files of the child process
 
-    def share_with_child(self) -> dict[str, Any]:
+    def share_with_child(self) -> tuple[Any, ...]:
         """The arguments of `adopt`, for a child process that is not forked. From now on the size of the folder is
         watched, because the child may make files.
         """
         self._limit.start_watching()
-        folder = os.path.dirname(self.root)
-        return {
-            "folder": folder, "notes": self.notes.describe(), "removed": self.removed,
-            "excluded": self._excluded,
-        }  # fmt: skip
+        return os.path.dirname(self.root), self.notes.describe(), self.removed, self._excluded
 
     @classmethod
-    def adopt(cls, folder: str, notes: dict[str, Any], removed: dict[str, bool], excluded: set[str]) -> View:
+    def adopt(cls, folder: str, notes: tuple[Any, ...], removed: dict[str, bool], excluded: set[str]) -> View:
         """In a child process: the view of the rank that has started the process, from its `share_with_child`."""
-        view = cls(folder, journal.Journal.adopt(**notes))
+        view = cls(folder, journal.Journal.adopt(*notes))
         view.removed, view._excluded = removed, excluded
         view.mark_changed(os.sep)  # the rank may write files and links, also later
         view._has_links = True
@@ -179,9 +175,10 @@ class View(Layers):
 
     def return_to_disk(self) -> None:
         """If the working folder is in the upper layer, change to the same folder on the disk, if it exists there."""
-        folder = os.getcwd()
-        if folder.startswith(self.root + os.sep) and os.path.isdir(folder[len(self.root) :]):
-            os.chdir(folder[len(self.root) :])
+        real_folder = os.getcwd()
+        folder = self.strip_root(real_folder)
+        if folder != real_folder and os.path.isdir(folder):
+            os.chdir(folder)
 
     def leave_layers(self) -> None:
         """Use the real files from now on, because rank 0 was lost and this rank becomes the first.
