@@ -74,8 +74,6 @@ class Layers:
 
     def find_key(self, path: Any, follow: bool = True) -> str | None:
         """The key of `path`; None if the view does not handle it. `follow`: replace a final link by its target."""
-        if isinstance(path, int) or path is None:
-            return None
         text = self.strip_root(os.path.abspath(os.fsdecode(path)))
         if follow:
             text = self._follow_links(text)

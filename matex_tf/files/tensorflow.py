@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf.files import journal, overlay
+from matex_tf.files import journal, journal_reader, overlay
 from matex_tf.files.paths import Proxy, find_real_path, is_local, wrap_argument
 from matex_tf.lazy import tf
 from matex_tf.runtime import real_files
@@ -127,11 +127,8 @@ class _Files(Proxy):
         if self._has_view(path):
             return _raise_as_tensorflow(os.makedirs, path, exist_ok=True) if os.fsdecode(path) else None
         if is_local(path):
-            folder, missing = os.path.abspath(os.fsdecode(path)), []
-            while not os.path.lexists(folder):
-                missing.append(folder)
-                folder = os.path.dirname(folder)
-            for folder in reversed(missing):
+            folders = list(journal_reader.list_parents(os.path.abspath(os.fsdecode(path))))
+            for folder in reversed([folder for folder in folders if not os.path.lexists(folder)]):
                 journal.note_change(folder)
         return self._original.RecursivelyCreateDir(path)
 
@@ -139,7 +136,7 @@ class _Files(Proxy):
         return self._remove("DeleteFile", os.remove, path)
 
     def DeleteRecursively(self, path: Any) -> Any:
-        return self._remove("DeleteRecursively", shutil.rmtree, path)
+        return self._remove("DeleteRecursively", shutil.rmtree if os.path.isdir(path) else os.remove, path)
 
     def _remove(self, name: str, of_python: Callable[..., Any], path: Any) -> Any:
         if self._has_view(path):
