@@ -16,7 +16,7 @@ from typing import Any
 
 from matex_tf.files import journal, overlay
 from matex_tf.files.paths import find_key, use_view
-from matex_tf.files.queries import ask_known, ask_steadily, find_known_place
+from matex_tf.files.queries import HOOKS, IF_HOOK_MISSING, ask_known, ask_steadily, find_known_place
 from matex_tf.files.view import make_error
 from matex_tf.runtime import real_files
 
@@ -26,7 +26,8 @@ _open_plainly = os.open  # the original function
 # Opening
 
 
-def wrap_open(original: Any) -> Any:
+@HOOKS.replace("builtins io", "open", IF_HOOK_MISSING)
+def _wrap_open(original: Any) -> Any:
     """For `open`: its `opener` is a function that calls the replaced `os.open`."""
 
     def open(file, mode="r", buffering=-1, encoding=None, errors=None, newline=None, closefd=True, opener=None):
@@ -42,7 +43,8 @@ def open_for_all(path: Any, flags: int) -> int:
     return os.open(path, flags, 0o666)
 
 
-def wrap_os_open(original: Any) -> Any:
+@HOOKS.replace("os", "open", IF_HOOK_MISSING)
+def _wrap_os_open(original: Any) -> Any:
     def open(path, flags, mode=0o777, *, dir_fd=None):
         writes = bool(flags & journal.WRITING)
 
@@ -89,8 +91,8 @@ def _open_descriptor(key: str, path: Any, flags: int, mode: int) -> int:
 # Changes
 
 
-def _wrap_change(act: Callable[..., Any], follow: bool = True) -> Any:
-    """For a function that changes a path, or with `follow` the target of a link: `act` is called in its place."""
+def _replace_change(names: str, act: Callable[..., Any], module: str = "os", follow: bool = True) -> None:
+    """Call `act` in place of functions that change a path, or with `follow` the target of a link."""
 
     def make(original: Any) -> Any:
         def change(path, *args, **kwargs):
@@ -102,7 +104,7 @@ def _wrap_change(act: Callable[..., Any], follow: bool = True) -> Any:
 
         return change
 
-    return make
+    HOOKS.replace(module, names, IF_HOOK_MISSING)(make)
 
 
 def _change_copy(view, original, key, path, *args, **kwargs):
@@ -123,14 +125,15 @@ def _remove_tree(view, original, key, path, ignore_errors=False, onerror=None, *
             raise
 
 
-wrap_change = _wrap_change(_change_copy)
-wrap_mkdir = _wrap_change(lambda view, _, key, path, mode=0o777, dir_fd=None: view.make_folder(key, mode), follow=False)
-wrap_remove = _wrap_change(lambda view, _, key, path, dir_fd=None: view.remove_file(key), follow=False)
-wrap_rmdir = _wrap_change(lambda view, _, key, path, dir_fd=None: view.remove_file(key, folder=True), follow=False)
-wrap_rmtree = _wrap_change(_remove_tree, follow=False)
+_replace_change("truncate utime chmod chown setxattr removexattr", _change_copy)
+_replace_change("mkdir", lambda view, _, key, path, mode=0o777, dir_fd=None: view.make_folder(key, mode), follow=False)
+_replace_change("remove unlink", lambda view, _, key, path, dir_fd=None: view.remove_file(key), follow=False)
+_replace_change("rmdir", lambda view, _, key, path, dir_fd=None: view.remove_file(key, folder=True), follow=False)
+_replace_change("rmtree", _remove_tree, module="shutil", follow=False)
 
 
-def wrap_rename(original: Any) -> Any:
+@HOOKS.replace("os", "rename replace", IF_HOOK_MISSING)
+def _wrap_rename(original: Any) -> Any:
     def rename(src, dst, **kwargs):
         if find_key(src, kwargs, follow=False) is None and find_key(dst, kwargs, follow=False) is None:
             return original(src, dst, **kwargs)
@@ -140,7 +143,8 @@ def wrap_rename(original: Any) -> Any:
     return rename
 
 
-def wrap_link(original: Any) -> Any:
+@HOOKS.replace("os", "link", IF_HOOK_MISSING)
+def _wrap_link(original: Any) -> Any:
     """For `os.link`: the view makes a copy in place of a hard link."""
 
     def link(src, dst, **kwargs):
@@ -157,7 +161,8 @@ def wrap_link(original: Any) -> Any:
     return link
 
 
-def wrap_symlink(original: Any) -> Any:
+@HOOKS.replace("os", "symlink", IF_HOOK_MISSING)
+def _wrap_symlink(original: Any) -> Any:
     def symlink(src, dst, target_is_directory=False, *, dir_fd=None):
         key = find_key(dst, {"dir_fd": dir_fd}, follow=False)
         if key is None:

@@ -6,7 +6,6 @@ the disk. The view does not handle temporary files, whose names differ between r
 
 from __future__ import annotations
 
-import functools
 import glob
 import importlib.machinery
 import inspect
@@ -16,14 +15,12 @@ import sys
 import tempfile
 from typing import Any
 
-from matex_tf.files import changes, overlay, paths, queries
+from matex_tf.files import changes, overlay, paths
+from matex_tf.files.queries import HOOKS, IF_HOOK_MISSING
 from matex_tf.runtime import real_files
-from matex_tf.runtime.hooks import Table
 
-HOOKS = Table()
-"""Installed if this rank has a view of its own."""
-
-_IF_HOOK_MISSING = "a rank does not see the files that it wrote itself"
+REPLACED = [(sys.modules[hook.module], hook.name) for hook in HOOKS]
+"""Modules and names of the functions whose references in other modules are replaced with them."""
 
 
 def install() -> None:
@@ -38,32 +35,6 @@ def install_view() -> None:
     HOOKS.install()
     _replace_captured(originals)
     sys.meta_path.insert(sys.meta_path.index(importlib.machinery.PathFinder), _MergedFinder)
-
-
-for _module, _names, _make in (
-    ("builtins io", "open", changes.wrap_open),
-    ("os", "open", changes.wrap_os_open),
-    ("os", "stat access statvfs getxattr listxattr", queries.wrap_query),
-    ("os", "lstat readlink", functools.partial(queries.wrap_query, of_link=True)),
-    ("os", "truncate utime chmod chown setxattr removexattr", changes.wrap_change),
-    ("os", "mkdir", changes.wrap_mkdir),
-    ("os", "rmdir", changes.wrap_rmdir),
-    ("os", "remove unlink", changes.wrap_remove),
-    ("os", "rename replace", changes.wrap_rename),
-    ("os", "link", changes.wrap_link),
-    ("os", "symlink", changes.wrap_symlink),
-    ("os", "listdir", queries.wrap_listdir),
-    ("os", "scandir", queries.wrap_scandir),
-    ("os", "chdir", queries.wrap_chdir),
-    ("os", "fchdir", queries.wrap_fchdir),
-    ("os", "getcwd", queries.wrap_getcwd),
-    ("shutil", "rmtree", changes.wrap_rmtree),
-):
-    # Some of the functions exist on Linux only.
-    _existing = [name for name in _names.split() if hasattr(sys.modules[_module.split()[0]], name)]
-    HOOKS.replace(_module, " ".join(_existing), _IF_HOOK_MISSING)(_make)
-REPLACED = [(sys.modules[hook.module], hook.name) for hook in HOOKS]
-"""Modules and names of the functions whose references in other modules are replaced with them."""
 
 
 def _replace_captured(originals: list[tuple[Any, Any, str]]) -> None:
@@ -88,13 +59,13 @@ def _replace_captured(originals: list[tuple[Any, Any, str]]) -> None:
                 setattr(owner, name, staticmethod(new) if isinstance(owner, type) else new)
 
 
-@HOOKS.replace("numpy.lib._datasource", "_file_openers._file_openers", _IF_HOOK_MISSING, optional=True)
+@HOOKS.replace("numpy.lib._datasource", "_file_openers._file_openers", IF_HOOK_MISSING, optional=True)
 def _renew_openers(original: Any) -> Any:
     """NumPy has a table of `open` functions by file extension; the entry None is for plain files."""
     return {**original, None: open}
 
 
-@HOOKS.replace("io", "FileIO", _IF_HOOK_MISSING)
+@HOOKS.replace("io", "FileIO", IF_HOOK_MISSING)
 def _make_file_class(original: Any) -> Any:
     """A class that opens files by the replaced `os.open`; the original one opens them in C code."""
 
@@ -141,8 +112,8 @@ def _find_loadable(path: Any) -> Any:
 
 
 _LOADERS = "FileLoader.__init__ ExtensionFileLoader.__init__"
-HOOKS.replace("importlib._bootstrap_external", _LOADERS, _IF_HOOK_MISSING)(paths.wrap_argument("path", _find_loadable))
-HOOKS.replace("io _io", "open_code", _IF_HOOK_MISSING)(paths.wrap_argument("path", _find_loadable))
+HOOKS.replace("importlib._bootstrap_external", _LOADERS, IF_HOOK_MISSING)(paths.wrap_argument("path", _find_loadable))
+HOOKS.replace("io _io", "open_code", IF_HOOK_MISSING)(paths.wrap_argument("path", _find_loadable))
 
 
 def _may_refer(module: str) -> bool:
@@ -151,7 +122,7 @@ def _may_refer(module: str) -> bool:
     return module.split(".")[0] not in unchanged
 
 
-@HOOKS.replace("tempfile", "_mkstemp_inner mkdtemp", _IF_HOOK_MISSING)
+@HOOKS.replace("tempfile", "_mkstemp_inner mkdtemp", IF_HOOK_MISSING)
 def _wrap_temporary(original: Any) -> Any:
     """Temporary files and folders belong to their rank already, so the view does not handle them. It does handle them
     in a folder that is not on the disk for this rank: the script has created the folder, and rank 0 may be behind.
@@ -175,7 +146,7 @@ def _wrap_temporary(original: Any) -> Any:
 _REMOVAL = "close" if sys.version_info < (3, 12) else "cleanup"  # the method that removes a `NamedTemporaryFile`
 
 
-@HOOKS.replace("tempfile", f"_TemporaryFileCloser.{_REMOVAL}", _IF_HOOK_MISSING, takes="unlink")
+@HOOKS.replace("tempfile", f"_TemporaryFileCloser.{_REMOVAL}", IF_HOOK_MISSING, takes="unlink")
 def _wrap_removal(original: Any) -> Any:
     """The default of `unlink` is the original function, which finds no file that the view handles."""
 

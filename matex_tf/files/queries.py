@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
@@ -21,7 +22,11 @@ from typing import Any
 from matex_tf.files import overlay
 from matex_tf.files.paths import find_key, use_view
 from matex_tf.runtime import real_files
+from matex_tf.runtime.hooks import Table
 
+HOOKS = Table()
+"""Installed if this rank has a view of its own (`python`)."""
+IF_HOOK_MISSING = "a rank does not see the files that it wrote itself"
 _lstat = os.lstat  # the original function
 
 
@@ -73,7 +78,7 @@ def ask_known(path: Any, place: str | None, ask: Callable[[str], Any], drop: Any
 # Queries
 
 
-def wrap_query(original: Any, of_link: bool = False) -> Any:
+def _wrap_query(original: Any, of_link: bool = False) -> Any:
     """For functions that return information about one path. of_link: about a link itself, not about its target."""
     is_state = original in (os.stat, _lstat)
 
@@ -94,6 +99,10 @@ def wrap_query(original: Any, of_link: bool = False) -> Any:
         return ask_steadily(answer)
 
     return ask
+
+
+HOOKS.replace("os", "stat access statvfs getxattr listxattr", IF_HOOK_MISSING)(_wrap_query)
+HOOKS.replace("os", "lstat readlink", IF_HOOK_MISSING)(functools.partial(_wrap_query, of_link=True))
 
 
 # Folders
@@ -195,13 +204,18 @@ def _scan_disk(original: Any, path: Any) -> _Entries:
         return _Entries([_Entry(os.fspath(path), entry.name, entry) for entry in entries])
 
 
-wrap_listdir = _wrap_listing(lambda original, path: original(path), lambda path, names: names)
-wrap_scandir = _wrap_listing(
-    _scan_disk, lambda path, names: _Entries([_Entry(os.fspath(path), name) for name in names])
+def _make_entries(path: Any, names: list[Any]) -> _Entries:
+    return _Entries([_Entry(os.fspath(path), name) for name in names])
+
+
+HOOKS.replace("os", "scandir", IF_HOOK_MISSING)(_wrap_listing(_scan_disk, _make_entries))
+HOOKS.replace("os", "listdir", IF_HOOK_MISSING)(
+    _wrap_listing(lambda original, path: original(path), lambda path, names: names)
 )
 
 
-def wrap_chdir(original: Any) -> Any:
+@HOOKS.replace("os", "chdir", IF_HOOK_MISSING)
+def _wrap_chdir(original: Any) -> Any:
     def chdir(path):
         try:
             key = find_key(path)
@@ -223,7 +237,8 @@ def _change_folder(original: Any, key: str, path: Any) -> None:
         return original(place)
 
 
-def wrap_fchdir(original: Any) -> Any:
+@HOOKS.replace("os", "fchdir", IF_HOOK_MISSING)
+def _wrap_fchdir(original: Any) -> Any:
     def fchdir(fd):
         try:
             return original(fd)
@@ -233,7 +248,8 @@ def wrap_fchdir(original: Any) -> Any:
     return fchdir
 
 
-def wrap_getcwd(original: Any) -> Any:
+@HOOKS.replace("os", "getcwd", IF_HOOK_MISSING)
+def _wrap_getcwd(original: Any) -> Any:
     """For `os.getcwd`: a working folder in the private folder (`root`) is called by its path in the view."""
 
     def getcwd():
