@@ -191,8 +191,12 @@ class Layers:
                 return answer
         return ask()
 
+    def locate(self, key: str) -> str | None:
+        """The real location of `key`; None if it does not exist for this rank."""
+        return self.locate_upper(key) if self.is_own(key) else self.locate_lower(key)
+
     def exists(self, key: str) -> bool:
-        return self.is_own(key) or self.locate_lower(key) is not None
+        return self.locate(key) is not None
 
     def is_folder(self, key: str) -> bool:
         return os.path.isdir(self.locate_real(key))
@@ -203,7 +207,7 @@ class Layers:
 
     def locate_real(self, key: str) -> str:
         """The real location of `key`, for a query about it. A missing file has a location that does not exist."""
-        return self.locate_upper(key) if self.is_own(key) else self.locate_lower(key) or self.locate_upper(key)
+        return self.locate(key) or self.locate_upper(key)
 
     def list_names(self, key: str) -> list[str]:
         """The names in the folder `key`, in the order of the disk; names that are not on the disk come last."""

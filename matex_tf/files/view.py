@@ -75,26 +75,24 @@ class View(Layers):
         `own`: the result of `list_own_on_disk` before the command.
         """
         self.return_to_disk()
-        try:
-            # The script had removed these keys on all ranks; the command has created them.
-            self.removed |= {key: False for key in self.removed if os.path.lexists(key)}
-            open_paths = {path for _, path, _ in list_open_files("self")}
-            for key in own:
-                place = self.locate_upper(key)
-                if not os.path.lexists(key):
-                    self._hide_key(key)
-                    continue
-                are_files = os.path.isfile(key) and os.path.isfile(place)
-                may_replace = place not in open_paths or key in written
-                if are_files and may_replace and not filecmp.cmp(key, place, shallow=False):
-                    os.unlink(place)
-                    shutil.copy2(key, place)
-        finally:
-            self.known.forget()
+        # The script had removed these keys on all ranks; the command has created them.
+        self.removed |= {key: False for key in self.removed if os.path.lexists(key)}
+        open_paths = {path for _, path, _ in list_open_files("self")}
+        for key in own:
+            place = self.locate_upper(key)
+            if not os.path.lexists(key):
+                self._hide_key(key)
+                continue
+            are_files = os.path.isfile(key) and os.path.isfile(place)
+            may_replace = place not in open_paths or key in written
+            if are_files and may_replace and not filecmp.cmp(key, place, shallow=False):
+                os.unlink(place)
+                shutil.copy2(key, place)
+        self.known.forget()
 
     def locate_readable(self, key: str) -> str:
         """The real path for reading `key`."""
-        place = self.locate_upper(key) if self.is_own(key) else self.locate_lower(key)
+        place = self.locate(key)
         if place is not None:
             return place
         # For this rank `key` does not exist. The disk may have it: rank 0 is ahead, or this rank has removed it. Then
@@ -211,6 +209,7 @@ class View(Layers):
         return self.locate_upper(key)
 
     def _make_upper_folder(self, key: str) -> None:
+        """Create the folder of the upper layer for `key`, and its missing parents."""
         missing = [path for path in journal_reader.list_parents(key) if not self.is_own(path)]
         for path in reversed(missing):  # outermost first
             with contextlib.suppress(FileExistsError):  # another thread was faster
@@ -250,7 +249,7 @@ class View(Layers):
         Raises:
             FileNotFoundError: `key` does not exist for this rank.
         """
-        place = self.locate_upper(key) if self.is_own(key) else self.locate_lower(key)
+        place = self.locate(key)
         if place is not None:
             try:
                 return os.lstat(place).st_mode
