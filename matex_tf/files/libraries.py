@@ -201,7 +201,8 @@ def _put_public(owner: Any, name: str, make: Any) -> None:
 
 @HOOKS.replace("netCDF4", "Dataset", _IF_HOOK_MISSING, put=_put_public)
 def _make_dataset(original: Any) -> Any:
-    class Dataset(original, metaclass=make_meta(original)):  # groups and MFDataset count as instances
+    # Groups and MFDataset count as instances.
+    class Dataset(original, metaclass=make_meta(original)):  # type: ignore[metaclass]
         __slots__ = ()
 
         def __init__(

@@ -69,7 +69,7 @@ def _renew_openers(original: Any) -> Any:
 def _make_file_class(original: Any) -> Any:
     """A class that opens files by the replaced `os.open`; the original one opens them in C code."""
 
-    class FileIO(original, metaclass=paths.make_meta(original)):
+    class FileIO(original, metaclass=paths.make_meta(original)):  # type: ignore[metaclass]
         def __init__(self, file, mode="r", closefd=True, opener=None):
             if opener is None and not isinstance(file, int):
                 opener = changes.open_for_all

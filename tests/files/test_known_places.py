@@ -7,7 +7,19 @@ import pytest
 from matex_tf.files import journal
 from matex_tf.files.view import View
 
-NAMES = ["a", "b", "folder", "folder/a", "folder/deep", "folder/deep/a", "moved", "moved/a", "moved/deep/a", "link/a"]
+NAMES = [
+    "a",
+    "a/inside",
+    "b",
+    "folder",
+    "folder/a",
+    "folder/deep",
+    "folder/deep/a",
+    "moved",
+    "moved/a",
+    "moved/deep/a",
+    "link/a",
+]
 
 
 @pytest.fixture
@@ -41,6 +53,13 @@ def link_folder(view):
     view.add_link("folder", os.path.abspath("link"))
 
 
+def replace_by_folder(view):
+    """What rank 0 does on the disk."""
+    os.remove("a")
+    os.mkdir("a")
+    open("a/inside", "w").close()
+
+
 CHANGES = {
     "a changed file": [lambda view: write(view, "a")],
     "a new file": [lambda view: write(view, "folder/deep/b"), lambda view: write(view, "b")],
@@ -56,6 +75,7 @@ CHANGES = {
         lambda view: view.remove_tree(os.path.abspath("folder/deep")),
         lambda view: write(view, "folder/deep"),
     ],
+    "a file that rank 0 has replaced by a folder": [lambda view: write(view, "a"), replace_by_folder],
     "a link": [link_folder, lambda view: write(view, "folder/a")],
     "a link in place of a folder": [
         lambda view: view.move_file("folder", "moved"),
