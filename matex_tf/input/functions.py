@@ -161,9 +161,8 @@ def _list_awaited(graph: Any, front: Iterable[Any]) -> list[Any]:
     """
     copies = [copy for output in graph.outputs for copy in _list_copies(output)]
     awaited = [control for op in (*front, *copies) for control in op.control_inputs]
-    awaited += (
-        op for op in graph.get_operations() if graph_ops.is_stateful(op.type)
-    )  # these run even if no output needs them
+    # Stateful ops run even if no output needs them.
+    awaited += (op for op in graph.get_operations() if graph_ops.is_stateful(op.type))
     return list({id(op): op for op in awaited if op.type != "Placeholder"}.values())
 
 
