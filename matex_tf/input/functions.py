@@ -15,7 +15,6 @@ from matex_tf.input import pipelines
 from matex_tf.lazy import tf
 from matex_tf.own_functions import trace_own
 from matex_tf.rewrite import graph_ops
-from matex_tf.rewrite.functions import is_stateful
 from matex_tf.rewrite.subgraphs import list_consumers, reach
 
 PYTHON = frozenset(("PyFunc", "EagerPyFunc"))
@@ -162,7 +161,8 @@ def _list_awaited(graph: Any, front: Iterable[Any]) -> list[Any]:
     """
     copies = [copy for output in graph.outputs for copy in _list_copies(output)]
     awaited = [control for op in (*front, *copies) for control in op.control_inputs]
-    awaited += filter(is_stateful, graph.get_operations())  # these run even if no output needs them
+    # Stateful ops run even if no output needs them.
+    awaited += (op for op in graph.get_operations() if graph_ops.is_stateful(op.type))
     return list({id(op): op for op in awaited if op.type != "Placeholder"}.values())
 
 

@@ -17,22 +17,7 @@ from matex_tf.rewrite.emit import Copy
 from matex_tf.rewrite.placement import BATCH, REPLICATED, SIZES, WHOLE
 from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.propagate import read_program
-from matex_tf.rewrite.sharing import Request, Slice
-
-
-class _NoExchanger:
-    """Takes the place of an `Exchanger`, which makes the collectives of a program: a `RowMap` has no collectives."""
-
-    rank, sums_early = 0, False
-
-    def exchange(self, requests: Sequence[Request], *_: Any, **__: Any) -> list[Any]:
-        raise AssertionError(f"a map of rows needs other ranks: {[request.kind for request in requests]}")
-
-    def can_publish(self, handle: Any, dtype: Any) -> bool:
-        return False
-
-    def publish(self, publications: Any) -> list[Any]:
-        raise AssertionError("a map of rows assigns variables")
+from matex_tf.rewrite.sharing import Exchanger, Slice
 
 
 class RowMap(NamedTuple):
@@ -50,9 +35,8 @@ class RowMap(NamedTuple):
     def build(self, inputs: Sequence[Any], batch_slice: Slice) -> list[Any]:
         """The flat outputs for the inputs of this slice of the batch, in the current graph."""
         graph = tf.compat.v1.get_default_graph()
-        copy = Copy(batch_slice, _NoExchanger())
-        placements = [BATCH if has_rows else WHOLE for has_rows in self.are_rows]
-        return keep_apart(copy.build(self.program, [*inputs, *map(graph.capture, self.captured)], placements))
+        copy = Copy(batch_slice, Exchanger())
+        return keep_apart(copy.build(self.program, [*inputs, *map(graph.capture, self.captured)]))
 
 
 def find_row_map(function: Any, are_rows: Sequence[bool]) -> RowMap | str:
@@ -71,6 +55,7 @@ def find_row_map(function: Any, are_rows: Sequence[bool]) -> RowMap | str:
         return f"a map that cannot be read ({type(error).__name__}: {error})"
     outputs = [value.placement for value in program.outputs]
     can_share = all(placement == BATCH or placement.kind in (REPLICATED, SIZES) for placement in outputs)
+    program.gives = [BATCH if placement == BATCH else WHOLE for placement in outputs]
     if program.has_collectives or not can_share:
         return "a map that needs the whole batch"
     return RowMap(program, captured, [placement == BATCH for placement in outputs])

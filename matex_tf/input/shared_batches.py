@@ -117,6 +117,8 @@ class Source:
         batches.note_shared_batches(iterator, shared)
         handle = shared.iterator._iterator_resource
         batches.note_dealt(iterator._iterator_resource, batches.Dealt(self, handle))
+        # TensorFlow saves and restores the iterator by these methods.
+        iterator._serialize_to_tensors, iterator._restore_from_tensors = shared.save, shared.restore
         return iterator
 
     @functools.cached_property

@@ -122,7 +122,7 @@ def _make_gather_function(batch: Batch) -> Any:
     def gather(own: Any, first: Any, count: Any, total: Any, digest: Any, contributes: Any) -> list[Any]:
         batch_slice = Slice(first, count, total, contributes, tf.constant(world.get_world().rank == 0))
         # All digests are equal if the largest one equals the smallest one, which is -max(-digest).
-        (largest,) = exchanger.exchange([Request("max", tf.stack([digest, -digest]))], batch_slice.of_all())
+        (largest,) = exchanger.exchange([Request("max", tf.stack([digest, -digest]), owned=True)], batch_slice)
         is_same = tf.debugging.Assert(tf.equal(largest[0], -largest[1]), [_DIFFERENT_ELEMENTS], summarize=1)
         with tf.control_dependencies([is_same]):
             requests = [Request("gather", tf.identity(one)) for one, is_row in zip(own, are_rows) if is_row]
