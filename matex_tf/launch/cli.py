@@ -137,7 +137,9 @@ def run_script(ctx: click.Context, /, **_: Any) -> int:
         from matex_tf.launch import check_run  # this imports numpy
 
         shared_folder = run_options.choose_shared(run, os.environ)
-        os.environ.pop("MATEX_STATE", None)  # first steps are compared; a saved state stays as it is
+        # The printed lines of first steps are compared. What the user's runs have saved and recorded stays as it is.
+        for name in ("MATEX_STATE", "MATEX_RECORD", "MATEX_TIMELINE", "MATEX_LOG_DIR"):
+            os.environ.pop(name, None)
         environment = {**os.environ, "MATEX_CHECK": ""}  # `check_run` sets it, and mpirun forwards it to other hosts
         alone = [sys.executable, "-m", "matex_tf"]
         together = command_line.make_command_line(replace(run, target=[], environment=environment))
