@@ -224,17 +224,17 @@ def _flush_files() -> None:
                 tracked_object.flush()
 
 
-def report_loss(lost_hosts: dict[int, str], survivors: int, where: str) -> None:
+def report_loss(lost_hosts: dict[int, str], survivors: int, position: str) -> None:
     """Report lost ranks.
 
     Args:
         lost_hosts: the host of each lost rank.
         survivors: the number of ranks that continue.
-        where: the end of the message: the place in the run.
+        position: the end of the message: the place in the run.
     """
     if settings.get_settings().quiet:
         return
     names = [f"{rank} ({host})" for rank, host in lost_hosts.items()]
     lost_text, pronoun = (f"rank {names[0]} is", "it") if len(names) == 1 else (f"ranks {', '.join(names)} are", "them")
     survivors_text = "1 rank goes on" if survivors == 1 else f"{survivors} go on"
-    terminal.write_text(f"matex_tf: {lost_text} lost; {survivors_text} without {pronoun}, {where}\n")
+    terminal.write_text(f"matex_tf: {lost_text} lost; {survivors_text} without {pronoun}, {position}\n")

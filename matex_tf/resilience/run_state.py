@@ -271,7 +271,7 @@ class Run:
             self.writer.flush()
 
     def leave_run(
-        self, request: str | None, where: str, mark: Callable[[], None] | None = None, change: str = ""
+        self, request: str | None, position: str, mark: Callable[[], None] | None = None, change: str = ""
     ) -> None:
         """End all ranks together, after the state is on disk. Collective.
 
@@ -279,7 +279,7 @@ class Run:
 
         Args:
             request: why the run is to end; None for a change.
-            where: the saved position, for a message.
+            position: the saved position, for a message.
             mark: asks `matex run` to restart the ranks with the change; None if the run is to end.
             change: the change, for a message.
         """
@@ -291,7 +291,7 @@ class Run:
         if mark is None:  # the run is to end
             is_reason_known = rank_records.note(asks_again=True)  # whether `matex run` gets this rank's record
             if world.get_world().rank == 0:
-                saved_text = f"the state could not be saved ({failure})" if failure else f"saved at {where}"
+                saved_text = f"the state could not be saved ({failure})" if failure else f"saved at {position}"
                 terminal.write_text(f"matex_tf: {request}: {saved_text}; {self._explain_restart(is_code_known=True)}\n")
         elif failure:
             notes.print_note(

@@ -140,10 +140,10 @@ def _exit_after_others(status: int) -> NoReturn:
     _plain_exit_at_once(status)
 
 
-def describe_error(error: BaseException, trace: TracebackType | None, where: str = "") -> str:
+def describe_error(error: BaseException, trace: TracebackType | None, thread_text: str = "") -> str:
     """The traceback in Python's format, with rank and host, and without our frames unless MATEX_TRACEBACK=full.
 
-    where: added to the first line, such as " in the thread 'reader'".
+    thread_text: added to the first line, such as " in the thread 'reader'".
     """
     me = world.get_world()
     if isinstance(error, errors.LostRankError):
@@ -164,7 +164,7 @@ def describe_error(error: BaseException, trace: TracebackType | None, where: str
         # Variables of the launcher that the library has removed from the environment of ranks.
         missing_variables = launcher_variables.removed.intersection(map(str, error.args))
         text += "".join(f"{launcher_variables.explain_missing(name)}.\n" for name in missing_variables)
-    place = f"{where}{_format_script_line(error)}"
+    place = f"{thread_text}{_format_script_line(error)}"
     return f"matex_tf: rank {me.rank} of {me.size} on {me.host} failed{place}{hint}:\n{text}"
 
 
@@ -258,8 +258,8 @@ def _note_thread_error(args: threading.ExceptHookArgs) -> None:
     _plain_thread_hook(args)
     if args.exc_value is None or isinstance(args.exc_value, SystemExit) or not world.is_active():
         return
-    where = f" in the thread '{args.thread.name}'" if args.thread is not None else " in a thread"
-    text = describe_error(args.exc_value, args.exc_traceback, where)
+    thread_text = f" in the thread '{args.thread.name}'" if args.thread is not None else " in a thread"
+    text = describe_error(args.exc_value, args.exc_traceback, thread_text)
     thread_errors.note(args.exc_value, args.exc_traceback, text)
 
 

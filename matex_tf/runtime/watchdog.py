@@ -219,7 +219,7 @@ class _Watch:
         return _Answer(
             number=waiting.number, waits_at=waiting.what, place=script_frames.describe_place(stack),
             doing="; ".join(activity for activity, _ in activities),
-            has_excuse=any(time.monotonic() < time_limit for _, time_limit in activities),
+            has_excuse=any(time.monotonic() < deadline for _, deadline in activities),
             updates=ops.count_completed(ops.GRADIENTS),
             stack=(*script_frames.format_stack(stack), *thread_errors.describe().splitlines()),
         )  # fmt: skip
