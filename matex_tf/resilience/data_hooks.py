@@ -7,7 +7,7 @@ train none of them. `Fit` is a call of `fit` with its saved state; a table in `f
 
 1. `_wrap_source` notes the data source of the call of `fit`.
 2. Ended epochs are skipped by `_skip_epoch`, which `skip_epochs` (Keras 3) or `_wrap_epochs` (Keras 2) calls.
-3. Steps of the interrupted epoch are skipped by `_find_step`, which `_wrap_epoch_steps` (Keras 3) or `_wrap_steps`
+3. Steps of the interrupted epoch are skipped by `_resume_steps`, which `_wrap_epoch_steps` (Keras 3) or `_wrap_steps`
    (Keras 2) calls. Then training continues.
 """
 
@@ -88,7 +88,9 @@ def skip_epochs(fit: Fit) -> None:
     fit.seeks_step = fit.is_resumed
 
 
-def _find_step(fit: Fit, steps: Iterator[Any], describe_step: Callable[[Any], tuple[int, Any, int]]) -> Iterator[Any]:
+def _resume_steps(
+    fit: Fit, steps: Iterator[Any], describe_step: Callable[[Any], tuple[int, Any, int]]
+) -> Iterator[Any]:
     """Skip the steps before the saved position, restore the state, and yield the remaining steps of the epoch.
 
     Possibly no step remains: if the length of the epoch is unknown, a state may be saved after its last step. But Keras
@@ -167,7 +169,7 @@ def _wrap_epoch_steps(original: Any) -> Any:
         if fit is None or not fit.seeks_step:
             yield from original(self)
             return
-        yield from _find_step(fit, original(self), lambda step: (step[0], step[2], self.steps_per_execution))
+        yield from _resume_steps(fit, original(self), lambda step: (step[0], step[2], self.steps_per_execution))
 
     return _enumerate_iterator
 
@@ -207,6 +209,6 @@ def _wrap_steps(original: Any) -> Any:
         if fit is None or not fit.seeks_step:
             yield from original(self)
             return
-        yield from _find_step(fit, original(self), lambda step: (step, fit.iterator, self.step_increment + 1))
+        yield from _resume_steps(fit, original(self), lambda step: (step, fit.iterator, self.step_increment + 1))
 
     return steps

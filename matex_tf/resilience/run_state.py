@@ -30,7 +30,7 @@ from matex_tf.world import exit_codes, file_locks, membership, terminal, world
 _run: Run | None = None
 
 
-class _Found(NamedTuple):
+class _FolderState(NamedTuple):
     """What a folder tells about the run. For the last three see `Run`."""
 
     begin: dict[str, Any]  # the beginning of the run: script, entropy, random states
@@ -161,7 +161,7 @@ class Run:
         if self.writer is not None:
             self.writer.folder.clear_files()
 
-    def _copy_state(self, folder: state_files.Folder | None, state: _Found | None, root: int) -> None:
+    def _copy_state(self, folder: state_files.Folder | None, state: _FolderState | None, root: int) -> None:
         """Copy the newest state to rank 0. Collective. `state`: on rank `root`, the result of `_read_folder`."""
         me = world.get_world()
         begin, ended_fits, _, newest_number = objects.broadcast(state, "the newest state of all hosts", root)
@@ -189,7 +189,7 @@ class Run:
                 target_folder.write_file(kind, number, serialization.pack_value(content, arrays), arrays)
         self._write_begin(begin)  # at last: a folder without this file has no state
 
-    def _read_folder(self, folder: state_files.Folder) -> _Found | None:
+    def _read_folder(self, folder: state_files.Folder) -> _FolderState | None:
         """Read the newest state. None if there is no state of this script to resume."""
         if (begin := folder.read_file(state_files.BEGIN)) is None:
             return None
@@ -198,7 +198,7 @@ class Run:
             return None
         number, self._newest = folder.find_newest()
         saved_fit = -1 if self._newest is None else self._newest["fit"]
-        return _Found(begin, set(folder.list_numbers("end")), saved_fit, number)
+        return _FolderState(begin, set(folder.list_numbers("end")), saved_fit, number)
 
     def keep_entropy(self, entropy: int) -> None:
         """Save the beginning of a run that does not resume, with the `entropy` on which all ranks have agreed."""
