@@ -69,7 +69,7 @@ def copy_program(program, graph):
 
     def build(first, count, total, contributes, *inputs):
         copy = Copy(Slice(first, count, total, contributes, tf.equal(first, 0)), exchanger)
-        return copy.build(program, inputs, [WHOLE] * len(program.outputs))
+        return copy.build(program, inputs)
 
     batch_slice = [tf.TensorSpec([], tf.int64)] * 3 + [tf.TensorSpec([], tf.bool)]
     return trace_copy(build, [*batch_slice, *specs]).graph, exchanger.waves

@@ -147,7 +147,7 @@ def copy_step(own, exchanger):
         batch_slice = Slice(first, count, total, contributes, tf.logical_and(contributes, tf.equal(first, 0)))
         graph = tf.compat.v1.get_default_graph()
         inputs = [*arguments, *(graph.capture(outer) for outer, _ in own.graph.captures)]
-        return Copy(batch_slice, exchanger).build(program, inputs, [WHOLE] * len(program.outputs))
+        return Copy(batch_slice, exchanger).build(program, inputs)
 
     return run.get_concrete_function(), program
 

@@ -71,9 +71,10 @@ class Exchanger:
         given = [one.tensor for one in requests]
         made = tf.numpy_function(run, [self.rank, batch_slice.contributes, *given], [tensor.dtype for tensor in given])
         made = made if isinstance(made, list) else [made]
-        for (kind, tensor, cuts, _), one in zip(requests, made):
-            known = kind != "gather" or tensor.shape.rank is None
-            one.set_shape([None, *tensor.shape[1:]] if not known else [None] if cuts else tensor.shape)
+        for request, one in zip(requests, made):
+            shape = request.tensor.shape
+            known = request.kind != "gather" or shape.rank is None
+            one.set_shape([None, *shape[1:]] if not known else [None] if request.cuts else shape)
         return made
 
     def can_publish(self, handle: Any, dtype: Any) -> bool:
@@ -81,7 +82,7 @@ class Exchanger:
 
 
 def combine(request: Request, parts: list[Any], rank: int) -> Any:
-    kind, _, cuts, _ = request
+    kind, cuts = request.kind, request.cuts
     if kind == "gather":
         assert not cuts or [len(part) for part in parts] == [last - first for first, last in pairwise(cuts)]
         return np.concatenate(parts)
@@ -161,7 +162,7 @@ class Simulation:
             copy = Copy(batch_slice, Exchanger(meeting, number if rank is None else rank))
             if self.part_rows:
                 copy.transform = functools.partial(attach.cut_program, lambda: self.part_rows, self.left, [])
-            return copy.build(self.program, inputs, [WHOLE] * len(self.program.outputs))
+            return copy.build(self.program, inputs)
 
         return trace_copy(step, [rows, flag, *self.specs])
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from typing import Any, NamedTuple
 
-from matex_tf.rewrite.subgraphs import reach
+from matex_tf.rewrite.subgraphs import list_consumers, reach
 
 _MAX_DEPTH = 8  # ops between a variable and its new value; an optimizer has three
 
@@ -81,5 +81,4 @@ def is_dependent(tensor: Any, handle: Any) -> bool:
     """Whether a tensor of the graph depends on the variable with this handle."""
     if tensor is None or isinstance(tensor, int):
         return False
-    users = reach(handle.consumers(), lambda op: [user for output in op.outputs for user in output.consumers()])
-    return tensor.op in users
+    return tensor.op in reach(handle.consumers(), list_consumers)

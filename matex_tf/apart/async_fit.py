@@ -31,12 +31,12 @@ class _StepFoundError(Exception):
 class AsyncFit:
     """A call of `fit`. Its steps come from `source`, the first data source that it creates.
 
-    `why_not`: a known reason why ranks cannot take turns; "" if there is none.
+    is_within: it runs within another call, in which ranks take turns.
     """
 
-    def __init__(self, model: Any, why_not: str):
+    def __init__(self, model: Any, is_within: bool):
         self.model, self.source = model, None
-        self._why_not = why_not
+        self._is_within = is_within
         self.turns: Turns | None = None
         self._callbacks: Any = ()
         self._has_begun = False  # an epoch has begun
@@ -48,8 +48,8 @@ class AsyncFit:
 
     def begin(self, callbacks: Any) -> None:
         """Called when callbacks are told that training begins."""
-        if self.source is None:  # in Keras 2, there is no source
-            choice.report_fallback("async", f"fit on '{self.model.name}'", self._why_not)
+        if self.source is None:  # in Keras 2
+            choice.report_fallback("async", f"fit on '{self.model.name}'", "it is that of Keras 2")
         self._callbacks = getattr(callbacks, "callbacks", ())
 
     def begin_epoch(self) -> None:
@@ -86,7 +86,8 @@ class AsyncFit:
     def _decide(self, iterator: Any) -> None:
         """Decide whether ranks take turns. Collective."""
         source: Any = self.source
-        why = self._why_not or _find_obstacle(self.model, source.num_batches, iterator, self._callbacks)
+        why = "it is called within another one that trains so" if self._is_within else ""
+        why = why or _find_obstacle(self.model, source.num_batches, iterator, self._callbacks)
         if choice.is_chosen("async") and not why:
             why = self._open_turns(source.num_batches, iterator)
         if why:
@@ -181,6 +182,7 @@ def _find_obstacle(model: Any, batches: int | None, iterator: Any, callbacks: An
     # `save_freq` is a number of batches, or "epoch".
     saving = next((one for one in callbacks if isinstance(getattr(one, "save_freq", "epoch"), int)), None)
     reasons = {
+        "the ranks are on several hosts, which have no memory in common": here.has_several_nodes,
         "with MATEX_SCALING=weak a batch is each rank's own already": chosen.scaling == "weak",
         "with MATEX_MICROBATCH a model is called in parts": chosen.microbatch,
         "its weights are in the memory of a GPU": tf.config.list_logical_devices("GPU"),

@@ -15,7 +15,6 @@ from matex_tf.runtime.keras_table import KerasTable
 from matex_tf.servers.pieces import update_costs
 from matex_tf.steps import events, own_data
 from matex_tf.thread_flag import is_main_thread
-from matex_tf.world import world
 
 HOOKS = KerasTable()
 _IF_HOOK_MISSING = "ranks train together in fit, whatever MATEX_STRATEGY says"
@@ -34,7 +33,7 @@ def _wrap_fit(original: Any) -> Any:
             is_requested = choice.is_chosen("async") or update_costs.are_measured()
             if not is_requested or own_data.is_alone() or not is_main_thread():
                 return original(self, *args, **kwargs)
-            call = AsyncFit(self, _find_obstacle(self))
+            call = AsyncFit(self, is_within=any(outer.turns is not None for outer in _fits))
             _fits.append(call)
             try:
                 result = original(self, *args, **kwargs)
@@ -47,17 +46,6 @@ def _wrap_fit(original: Any) -> Any:
             fitted.reset(token)
 
     return call_fit
-
-
-def _find_obstacle(model: Any) -> str:
-    """Why ranks cannot take turns in a call of `fit`, with any data; "" if no reason is known yet."""
-    if not hasattr(model, "metrics_variables"):
-        return "it is that of Keras 2"
-    if world.get_world().has_several_nodes:
-        return "the ranks are on several hosts, which have no memory in common"
-    if any(call.turns is not None for call in _fits):
-        return "it is called within another one that trains so"
-    return ""
 
 
 @HOOKS.replace_in(_IF_HOOK_MISSING, "trainers.epoch_iterator:EpochIterator.__init__")

@@ -10,21 +10,19 @@ the order of their creation (`find_birth`), which is the same on all ranks.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from matex_tf import ops, settings
 from matex_tf.apart import choice, keras_fit, own_rows
 from matex_tf.apart.epoch_metrics import EpochMetrics
+from matex_tf.apart.own_rows import is_divisible
 from matex_tf.resilience import elastic
 from matex_tf.runtime import notes, objects
 from matex_tf.steps import agreement, events
 from matex_tf.steps.plan import CopyKind
 from matex_tf.steps.variables import find_birth, find_name, find_tf_variable, read_value
 from matex_tf.world import world
-
-_MAX_GROUP_BYTES = 1 << 22
-"""Bytes of the variables that one collective averages, which copies them. A larger variable has its own collective."""
 
 
 def read_period() -> int:
@@ -36,7 +34,6 @@ class LocalSteps:
     """Listens to training steps after `start_listening`, and switches the steps of `fit` to local training."""
 
     def __init__(self) -> None:
-        self._models: weakref.WeakSet[Any] = weakref.WeakSet()  # models whose last call of `fit` may train locally
         self._plans: weakref.WeakSet[Any] = weakref.WeakSet()  # plans that use local copies
         self._obstacles: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         """For each plan, the reason why its steps cannot run locally; "" if they can."""
@@ -61,10 +58,6 @@ class LocalSteps:
         if why:
             choice.report_fallback("local", f"fit on '{model.name}'", why)
         self._epoch_metrics.pop(model, None)
-        if choice.is_chosen("local") and not why:
-            self._models.add(model)
-        else:
-            self._models.discard(model)
 
     def _begin_step(self, plan: Any) -> None:
         """Choose the copy of a step: local if `fit` trains with it and its graph allows it, else the usual one.
@@ -72,8 +65,8 @@ class LocalSteps:
         Collective if ranks compute the step together, and their variables may differ.
         """
         model = keras_fit.fitted.get()
-        is_training = model in self._models and bool(plan.trained)  # weights
-        is_local = is_training and self._can_run_locally(plan)
+        is_training = model is not None and choice.is_chosen("local") and bool(plan.trained)  # weights
+        is_local = is_training and not _find_obstacle(model) and self._can_run_locally(plan)
         if not is_local:
             self._average_all(plan.place)
         if is_local and plan not in self._plans:
@@ -171,31 +164,27 @@ def _average(variables: Sequence[Any]) -> None:
     """Set TensorFlow variables to their averages over the ranks. Collective."""
     import tensorflow as tf
 
-    for group in _group_variables(variables):
-        flat = [tf.reshape(variable.read_value(), [-1]) for variable in group]
-        name = f"the average of '{find_name(group[0])}' and {len(group) - 1} more"
-        concatenated = flat[0] if len(flat) == 1 else tf.concat(flat, 0)
-        dtype = group[0].dtype
-        if dtype.is_floating or dtype.is_complex:
-            numbers = tf.bitcast(concatenated, dtype.real_dtype)  # two for each complex one
-            average = tf.bitcast(ops.allreduce(numbers, "mean", name), dtype)
-        else:
-            total = ops.allreduce(tf.cast(concatenated, tf.int64), "sum", name)
-            average = tf.cast(total // world.get_world().size, dtype)  # an integer variable has no fractions
-        for variable, value in zip(group, tf.split(average, [part.shape.num_elements() for part in flat])):
-            variable.assign(tf.reshape(value, variable.shape))
-
-
-def _group_variables(variables: Sequence[Any]) -> Iterator[list[Any]]:
-    """Group consecutive variables of equal dtype, up to the limit of bytes."""
-    group: list[Any] = []
-    group_bytes = 0
+    ranks = world.get_world().size
+    floats = [variable for variable in variables if is_divisible(variable.dtype)]
+    if floats:
+        names, numbers = list(map(find_name, floats)), list(map(_read_numbers, floats))
+        # One op sums all of them, as it sums gradients.
+        sums = ops.reduce_gradients(numbers, names, ops.make_weight(1), "the average of variables", is_update=False)
+        for variable, total in zip(floats, sums):
+            average = tf.cast(total / ranks, variable.dtype.real_dtype)
+            variable.assign(tf.bitcast(average, variable.dtype))
     for variable in variables:
-        size = variable.shape.num_elements() * variable.dtype.size
-        if group and (variable.dtype != group[0].dtype or group_bytes + size > _MAX_GROUP_BYTES):
-            yield group
-            group, group_bytes = [], 0
-        group.append(variable)
-        group_bytes += size
-    if group:
-        yield group
+        if not is_divisible(variable.dtype):  # an integer variable has no fractions
+            number = tf.cast(variable.read_value(), tf.int64)
+            total = ops.allreduce(number, "sum", f"the average of '{find_name(variable)}'")
+            variable.assign(tf.cast(total // ranks, variable.dtype))
+
+
+def _read_numbers(variable: Any) -> Any:
+    """The value of a floating-point variable in real numbers, two for each complex one; half precision as float32, as
+    the sum over the ranks may be too large for it.
+    """
+    import tensorflow as tf
+
+    numbers = tf.bitcast(variable.read_value(), variable.dtype.real_dtype)
+    return tf.cast(numbers, tf.float32) if numbers.dtype.size == 2 else numbers

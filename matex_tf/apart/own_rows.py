@@ -16,10 +16,10 @@ from matex_tf.lazy import tf
 from matex_tf.rewrite.control import needs_exchange
 from matex_tf.rewrite.emit import Copy
 from matex_tf.rewrite.nodes import Value
-from matex_tf.rewrite.placement import PARTIAL, SHARDED, WHOLE, Placement
+from matex_tf.rewrite.placement import PARTIAL, SHARDED, Placement
 from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.rules.randoms import has_no_seed
-from matex_tf.rewrite.sharing import Publication, Request, Slice
+from matex_tf.rewrite.sharing import Exchanger, Request, Slice
 from matex_tf.rewrite.sources import is_batch
 from matex_tf.world import world
 
@@ -36,17 +36,15 @@ class OwnCopy(Copy):
         In the usual copy rank 0 has the term, and the other ranks have 0. An integer term would not be exact:
         `find_obstacle` refuses it. But zeros are exact.
         """
-        return tensor / world.get_world().trainers if _is_divisible(tensor.dtype) else tf.zeros_like(tensor)
+        return tensor / world.get_world().trainers if is_divisible(tensor.dtype) else tf.zeros_like(tensor)
 
 
-def _is_divisible(dtype: Any) -> bool:
+def is_divisible(dtype: Any) -> bool:
     return dtype.is_floating or dtype.is_complex
 
 
-class OwnExchanger:
-    """Uses this rank's data for every rank; see `rewrite.sharing.Exchanger`. Arguments as of `steps.exchanger`."""
-
-    sums_early = False
+class OwnExchanger(Exchanger):
+    """Uses this rank's data for every rank, and publishes nothing. Arguments as of `steps.exchanger`."""
 
     def __init__(self, place: str, is_ordered: bool = True, checked: bool = False):
         """The arguments do not matter: there are no collectives, which would be named, ordered or checked."""
@@ -55,16 +53,7 @@ class OwnExchanger:
     def rank(self) -> int:
         return world.get_world().rank
 
-    def can_publish(self, handle: Any, dtype: Any) -> bool:
-        return False
-
-    def publish(self, publications: Sequence[Publication]) -> list[Any]:
-        raise AssertionError("a step that a rank runs by itself publishes nothing")
-
-    def exchange(
-        self, requests: Sequence[Request], batch_slice: Slice, labels: Sequence[Any] = (), is_last: bool = False,
-        can_wait: Sequence[bool] = (),
-    ) -> list[Any]:  # fmt: skip
+    def exchange(self, requests: Sequence[Request], batch_slice: Slice, is_last: bool = False) -> list[Any]:
         """The results of the requests if the tensors of each rank were those of this rank."""
         contributes = batch_slice.contributes
         ranks = world.get_world().trainers  # the ranks that compute rows
@@ -94,15 +83,19 @@ def find_obstacle(program: Program) -> str:
     - return rows, or keep gathered ones in a variable, because the script would get the repeated rows;
     - add an integer or a boolean that all ranks have to a sum over the ranks: 1/ranks of it is not exact.
     """
-    if _keeps_integers(program, [WHOLE] * len(program.outputs)):
+    if _keeps_integers(program):
         return _KEEPS_INTEGERS
-    exchanged = program.iterate_exchanged([WHOLE] * len(program.outputs))  # also in branches and loops
-    if any(value.placement.reduction != "sum" for value, _ in exchanged):
+    if any(
+        value.placement.reduction != "sum" for value, _ in program.iterate_exchanged()
+    ):  # also in branches and loops
+        return _USES_OTHERS
+    if any(node.decision.communicates and not is_batch(node) for node in program.iterate_nodes()):
+        return _USES_OTHERS
+    bodies = [body for node in program.nodes for body in node.bodies]
+    if any(value.placement.is_sharded for body in bodies for value, _ in body.iterate_exchanged()):
         return _USES_OTHERS
     from_gathered: set[int] = set()  # ids of gathered values, and of values that are computed from these
     for node in program.nodes:
-        if node.decision.communicates and not is_batch(node):
-            return _USES_OTHERS
         for value, need in zip(node.inputs, node.decision.needs):  # need: the placement that the op needs
             if need is None:
                 continue
@@ -113,8 +106,6 @@ def find_obstacle(program: Program) -> str:
                 from_gathered.add(id(value))
         if any(id(value) in from_gathered for value in node.inputs):
             from_gathered.update(map(id, node.outputs))
-        if any(map(_uses_others, node.bodies)):
-            return _USES_OTHERS
     # The script must not get gathered rows, neither as a result nor later from a variable. A value that was computed
     # from gathered rows has rows itself only if an axis of it is as long as an axis of rows.
     made = [value for node in program.nodes for value in node.outputs]
@@ -134,23 +125,12 @@ def find_obstacle(program: Program) -> str:
     return _USES_OTHERS if any(value.placement.is_sharded for value in program.outputs) else ""
 
 
-def _uses_others(body: Program) -> bool:
-    """Whether a branch or a loop gathers rows, itself or in one within it, or has an op that runs collectives itself.
-    An op that takes the batch is no such op.
-    """
-    if any(value.placement.is_sharded for value, _ in body.iterate_exchanged()):
-        return True
-    own = any(node.decision.communicates and not is_batch(node) for node in body.nodes)
-    return own or any(_uses_others(inner) for node in body.nodes for inner in node.bodies)
-
-
-def _keeps_integers(program: Program, gives: Sequence[Placement]) -> bool:
-    """Whether an integer or a boolean that all ranks have becomes a term of a sum, also in branches and loops.
-
-    gives: the placements to which the outputs are brought.
-    """
-    brought: list[tuple[Value, Placement | None]] = [*zip(program.outputs, gives)]
-    for node in program.nodes:
+def _keeps_integers(program: Program) -> bool:
+    """Whether an integer or a boolean that all ranks have becomes a term of a sum, also in branches and loops."""
+    brought: list[tuple[Value, Placement | None]] = []
+    for inner in program.iterate_programs():
+        brought += zip(inner.outputs, inner.gives)
+    for node in program.iterate_nodes():
         brought += zip(node.inputs, node.decision.needs)
     terms = [
         value
@@ -158,8 +138,6 @@ def _keeps_integers(program: Program, gives: Sequence[Placement]) -> bool:
         if need is not None and need.kind == PARTIAL and value.placement.kind != PARTIAL
     ]
     # Numbers without a seed: one rank draws them for all (`randoms.draw_once`).
-    drawn = [value for node in program.nodes if has_no_seed(node.op) for value in node.outputs]
+    drawn = [value for node in program.iterate_nodes() if has_no_seed(node.op) for value in node.outputs]
     terms += [value for value in drawn if value.placement.kind == PARTIAL]
-    if any(not _is_divisible(value.dtype) and not value.placement.is_zero for value in terms):
-        return True
-    return any(_keeps_integers(body, body.gives) for node in program.nodes for body in node.bodies)
+    return any(not is_divisible(value.dtype) and not value.placement.is_zero for value in terms)

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from matex_tf.rewrite import graph_ops
+from matex_tf.rewrite.subgraphs import list_consumers, reach
 
 ADDS = ("MatexAdd", "MatexAddRows", "MatexMove")
 """Ops that change a variable in shared memory."""
@@ -28,27 +29,20 @@ _CALLS = BRANCHES | {"StatefulPartitionedCall", "PartitionedCall", "While", "Sta
 
 def list_users(handle: Any) -> list[Any]:
     """The ops in the graph so far that use the value of the variable with this inner handle."""
-    return [user for _, user in _iterate_users(handle)]
+    return [user for read in _list_reads(handle) for user in _list_viewers(read)]
 
 
-def _iterate_users(handle: Any) -> Iterator[tuple[Any, Any]]:
-    """Yields (read, user) pairs of ops: `user` takes a tensor that may be a view of the value that `read` has read.
+def _list_reads(handle: Any) -> list[Any]:
+    return [op for op in handle.consumers() if op.type not in ADDS]
 
-    The read is its own first user.
-    """
-    for read in handle.consumers():
-        if read.type in ADDS:
-            continue
-        yield read, read
-        pending, seen = list(read.outputs), set()  # tensors that may share the memory of the variable
-        while pending:
-            for op in pending.pop().consumers():
-                if op.name in seen:
-                    continue
-                seen.add(op.name)
-                yield read, op
-                if op.type in _SAME_MEMORY:
-                    pending += op.outputs
+
+def _list_viewers(read: Any) -> list[Any]:
+    """A read of a variable, and the ops that take a tensor that may be a view of the value that was read."""
+
+    def list_next(op: Any) -> list[Any]:
+        return list_consumers(op) if op is read or op.type in _SAME_MEMORY else []
+
+    return reach([read], list_next)
 
 
 def find_stale_use(handle: Any) -> str:
@@ -59,9 +53,10 @@ def find_stale_use(handle: Any) -> str:
     """
     numbers = {op.name: number for number, op in enumerate(handle.graph.get_operations())}  # in order of creation
     adds = [numbers[op.name] for op in handle.consumers() if op.type in ADDS]
-    for read, user in _iterate_users(handle):
-        if any(numbers[read.name] < add < numbers[user.name] for add in adds):
-            return user.name
+    for read in _list_reads(handle):
+        for user in _list_viewers(read):
+            if any(numbers[read.name] < add < numbers[user.name] for add in adds):
+                return user.name
     return ""
 
 

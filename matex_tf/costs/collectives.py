@@ -128,8 +128,8 @@ def estimate_chunks(estimate_sum: Callable[[float], float], max_bytes: int, size
 
 def _divide_ranks(ranks: int, per_host: int) -> tuple[int, int]:
     """(ranks on a full host, hosts)."""
-    within = min(per_host, ranks)
-    return within, ceil(ranks / within)
+    host_ranks = min(per_host, ranks)
+    return host_ranks, ceil(ranks / host_ranks)
 
 
 # Sums over ranks that are all connected by the same link
@@ -148,16 +148,16 @@ def estimate_halving(ranks: int, size: float, link: AnyLink) -> float:
     """
     if ranks == 1:
         return 0.0
-    sent, rounds = (ranks - 1) / ranks * size, ceil(log2(ranks))
-    return 2 * rounds * link.estimate_message(sent / rounds) + sent * ADDITION
+    sent_bytes, rounds = (ranks - 1) / ranks * size, ceil(log2(ranks))
+    return 2 * rounds * link.estimate_message(sent_bytes / rounds) + sent_bytes * ADDITION
 
 
 def estimate_ring(ranks: int, size: float, link: AnyLink) -> float:
     """Reduce-scatter, then allgather, both in a ring of messages of 1 / ranks of the data (Patarasuk and Yuan,
     Bandwidth optimal all-reduce algorithms for clusters of workstations, 2009).
     """
-    added = (ranks - 1) / ranks * size
-    return 2 * (ranks - 1) * link.estimate_message(size / ranks) + added * ADDITION
+    added_bytes = (ranks - 1) / ranks * size
+    return 2 * (ranks - 1) * link.estimate_message(size / ranks) + added_bytes * ADDITION
 
 
 def estimate_shared_memory(ranks: int, size: float, memory: AnyLink) -> float:
@@ -187,8 +187,8 @@ def estimate_flat(ranks: int, per_host: int, size: float, network: AnyLink, memo
     After the rounds within a host, each of its ranks has 1 / per_host of the data. All of them send at the same time
     through the host's adapter, so together they take as long as one rank that sends all data.
     """
-    within, hosts = _divide_ranks(ranks, per_host)
-    return estimate_halving(within, size, memory) + estimate_halving(hosts, size, network)
+    host_ranks, hosts = _divide_ranks(ranks, per_host)
+    return estimate_halving(host_ranks, size, memory) + estimate_halving(hosts, size, network)
 
 
 def estimate_flat_ring(ranks: int, per_host: int, size: float, network: AnyLink, memory: AnyLink = MEMORY) -> float:
@@ -199,18 +199,18 @@ def estimate_flat_ring(ranks: int, per_host: int, size: float, network: AnyLink,
 
 def estimate_two_levels(ranks: int, per_host: int, size: float, network: AnyLink, memory: AnyLink = MEMORY) -> float:
     """Halving within hosts, then for each slice a ring of hosts; the slices of a host share its adapter."""
-    within, hosts = _divide_ranks(ranks, per_host)
-    return estimate_halving(within, size, memory) + estimate_ring(hosts, size, network)
+    host_ranks, hosts = _divide_ranks(ranks, per_host)
+    return estimate_halving(host_ranks, size, memory) + estimate_ring(hosts, size, network)
 
 
 def estimate_16_bits(ranks: int, per_host: int, size: float, network: AnyLink, memory: AnyLink = MEMORY) -> float:
     """Two levels, with half of the bytes between hosts: each host owns a slice of 1 / hosts of the data. It sends the
     other hosts their slices, adds the hosts - 1 slices that it receives, and sends the sums back.
     """
-    within, hosts = _divide_ranks(ranks, per_host)
-    sent = 2 * (hosts - 1) * network.estimate_message(size / hosts / 2)
-    added = (hosts - 1) / hosts * size
-    return estimate_halving(within, size, memory) + sent + added * ADDITION
+    host_ranks, hosts = _divide_ranks(ranks, per_host)
+    sent_seconds = 2 * (hosts - 1) * network.estimate_message(size / hosts / 2)
+    added_bytes = (hosts - 1) / hosts * size
+    return estimate_halving(host_ranks, size, memory) + sent_seconds + added_bytes * ADDITION
 
 
 def estimate_topk(
@@ -221,18 +221,18 @@ def estimate_topk(
     An entry is sent as an index and a value, so the entries of a host are 2 * share * size bytes. Recursive doubling
     over hosts gathers the entries of the hosts - 1 others in log2(hosts) rounds, each estimated with the mean size.
     """
-    within, hosts = _divide_ranks(ranks, per_host)
-    sum_within = estimate_halving(within, size, memory)
+    host_ranks, hosts = _divide_ranks(ranks, per_host)
+    seconds_within_hosts = estimate_halving(host_ranks, size, memory)
     if hosts == 1:
-        return sum_within
-    gathered, rounds = (hosts - 1) * 2 * share * size, ceil(log2(hosts))
-    return sum_within + rounds * network.estimate_message(gathered / rounds) + gathered * ADDITION
+        return seconds_within_hosts
+    gathered_bytes, rounds = (hosts - 1) * 2 * share * size, ceil(log2(hosts))
+    return seconds_within_hosts + rounds * network.estimate_message(gathered_bytes / rounds) + gathered_bytes * ADDITION
 
 
 def estimate_sum_of_mpi(ranks: int, per_host: int, size: float, network: AnyLink, memory: AnyLink = MEMORY) -> float:
     """MPI_Allreduce of any size: the faster of recursive doubling and halving."""
-    within, hosts = _divide_ranks(ranks, per_host)
-    doubling = estimate_recursive_doubling(within, size, memory) + estimate_recursive_doubling(hosts, size, network)
+    host_ranks, hosts = _divide_ranks(ranks, per_host)
+    doubling = estimate_recursive_doubling(host_ranks, size, memory) + estimate_recursive_doubling(hosts, size, network)
     return min(doubling, estimate_flat(ranks, per_host, size, network, memory))
 
 
@@ -241,15 +241,17 @@ def estimate_sum_of_mpi(ranks: int, per_host: int, size: float, network: AnyLink
 
 def estimate_allgather(ranks: int, per_host: int, size: float, network: AnyLink, memory: AnyLink = MEMORY) -> float:
     """Gather `size` bytes of each rank on every rank: in a ring, or for few bytes by recursive doubling."""
-    within, hosts = _divide_ranks(ranks, per_host)
+    host_ranks, hosts = _divide_ranks(ranks, per_host)
     links = (network, memory) if hosts > 1 else (memory,)
     # Each round of a ring takes as long as its slowest message.
     ring = (ranks - 1) * max(link.estimate_message(size) for link in links)
     if ranks * size > SHORT_GATHER:
         return ring
-    # Between hosts each of the `within` ranks of a host sends the data of the whole host, through the same adapter.
-    sent_by_host = within * within * size
-    doubling = _estimate_doubling_gather(within, size, memory) + _estimate_doubling_gather(hosts, sent_by_host, network)
+    # Between hosts each of the `host_ranks` ranks of a host sends the data of the whole host, through the same adapter.
+    sent_by_host = host_ranks * host_ranks * size
+    doubling = _estimate_doubling_gather(host_ranks, size, memory) + _estimate_doubling_gather(
+        hosts, sent_by_host, network
+    )
     return min(doubling, ring)
 
 
@@ -267,8 +269,8 @@ def estimate_broadcast(ranks: int, per_host: int, size: float, network: AnyLink,
     """
     if ranks == 1:
         return 0.0
-    within, hosts = _divide_ranks(ranks, per_host)
-    tree = ceil(log2(hosts)) * network.estimate_message(size) + ceil(log2(within)) * memory.estimate_message(size)
+    host_ranks, hosts = _divide_ranks(ranks, per_host)
+    tree = ceil(log2(hosts)) * network.estimate_message(size) + ceil(log2(host_ranks)) * memory.estimate_message(size)
     link, rounds = (network if hosts > 1 else memory), ceil(log2(ranks))
     scatter = rounds * link.estimate_message((ranks - 1) / ranks * size / rounds)
     return min(tree, scatter + estimate_allgather(ranks, per_host, size / ranks, network, memory))

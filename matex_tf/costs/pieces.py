@@ -29,8 +29,9 @@ def estimate_gradient_pieces(ranks: int, owners: int, size: float, memory: AnyLi
     if ranks == 1:
         return 0.0
     piece = size / owners
-    moved = memory.estimate_message(size + ranks * piece)  # a rank writes `size`; an owner reads a piece of each rank
-    return collectives.estimate_barriers_in_memory(ranks, memory) + moved + (ranks - 1) * piece * ADDITION
+    # A rank writes `size`; an owner reads a piece of each rank.
+    move_seconds = memory.estimate_message(size + ranks * piece)
+    return collectives.estimate_barriers_in_memory(ranks, memory) + move_seconds + (ranks - 1) * piece * ADDITION
 
 
 def estimate_publishing_in_memory(ranks: int, owners: int, size: float, memory: AnyLink) -> float:
@@ -38,8 +39,8 @@ def estimate_publishing_in_memory(ranks: int, owners: int, size: float, memory: 
     if ranks == 1:
         return 0.0
     # The slowest rank counts: a rank that owns nothing copies all weights.
-    copied = size - size / owners if owners == ranks else size
-    return collectives.estimate_barriers_in_memory(ranks, memory) + memory.estimate_message(copied)
+    copied_bytes = size - size / owners if owners == ranks else size
+    return collectives.estimate_barriers_in_memory(ranks, memory) + memory.estimate_message(copied_bytes)
 
 
 def estimate_pieces_by_messages(
@@ -53,19 +54,19 @@ def estimate_pieces_by_messages(
     """
     if ranks == 1:
         return 0.0
-    piece, chunks = size / owners, max(1, ceil(size / max_bytes))
+    piece_bytes, chunks = size / owners, max(1, ceil(size / max_bytes))
     hosts = ceil(ranks / per_host)
     links = (network, memory) if hosts > 1 else (memory,)
     # Each of the ranks - 1 rounds takes as long as its slowest message.
-    one_level = (ranks - 1) * max(link.estimate_message(piece / chunks) for link in links)
+    one_level_seconds = (ranks - 1) * max(link.estimate_message(piece_bytes / chunks) for link in links)
     has_equal_hosts = ranks % per_host == 0  # otherwise hosts divide the data into different shares
     if hosts == 1 or per_host == 1 or not has_equal_hosts:
-        return chunks * one_level
+        return chunks * one_level_seconds
     # Two levels: first the ranks of each host divide the data among themselves. Then they send between hosts, through
     # one adapter: to each other host the pieces that it owns, at most ceil(owners / hosts).
-    within = (per_host - 1) * memory.estimate_message(size / per_host / chunks)
-    between = (hosts - 1) * network.estimate_message(ceil(owners / hosts) * piece / chunks)
-    return chunks * min(one_level, within + between)
+    seconds_within_hosts = (per_host - 1) * memory.estimate_message(size / per_host / chunks)
+    seconds_between_hosts = (hosts - 1) * network.estimate_message(ceil(owners / hosts) * piece_bytes / chunks)
+    return chunks * min(one_level_seconds, seconds_within_hosts + seconds_between_hosts)
 
 
 def estimate_update(owners: int, weights: float, slots: float, memory: AnyLink) -> float:
@@ -94,11 +95,11 @@ class Hosts:
 
     def describe_assumptions(self) -> str:
         """Describes the assumptions of the estimates."""
-        within = f"{1e-9 / MEMORY.byte:.3g} GB/s of memory for each rank are assumed"
+        memory_text = f"{1e-9 / MEMORY.byte:.3g} GB/s of memory for each rank are assumed"
         if len(set(self.nodes)) == 1:
-            return within
-        between = f"{1e-9 / self.network.byte:.3g} GB/s between hosts"
-        return f"{within}, and {between}, " + ("as measured by an earlier run" if self.measured else "too")
+            return memory_text
+        network_text = f"{1e-9 / self.network.byte:.3g} GB/s between hosts"
+        return f"{memory_text}, and {network_text}, " + ("as measured by an earlier run" if self.measured else "too")
 
     @functools.cached_property
     def per_host(self) -> int:
@@ -107,27 +108,30 @@ class Hosts:
     def estimate_step(self, owners: int, weights: float, slots: float) -> float:
         """Seconds of a step for sums of gradients, update and new weights, which depend on the number of owners."""
         ranks = len(self.nodes)
-        update = estimate_update(owners, weights, slots, MEMORY)
+        update_seconds = estimate_update(owners, weights, slots, MEMORY)
         if len(set(self.nodes)) == 1:
-            sums = estimate_gradient_pieces(ranks, owners, weights, MEMORY)
-            return sums + update + estimate_publishing_in_memory(ranks, owners, weights, MEMORY)
+            sum_seconds = estimate_gradient_pieces(ranks, owners, weights, MEMORY)
+            return sum_seconds + update_seconds + estimate_publishing_in_memory(ranks, owners, weights, MEMORY)
         # Gradients to owners, and new weights from owners, take equally long.
-        messages = estimate_pieces_by_messages(ranks, self.per_host, owners, weights, self.network, MEMORY)
-        return messages + update + messages
+        message_seconds = estimate_pieces_by_messages(ranks, self.per_host, owners, weights, self.network, MEMORY)
+        return message_seconds + update_seconds + message_seconds
 
     def estimate_whole_step(self, weights: float, slots: float) -> float:
         """Seconds of a step for sums of gradients and update, if every rank updates all weights."""
         ranks = len(self.nodes)
-        update = estimate_update(1, weights, slots, MEMORY)
+        update_seconds = estimate_update(1, weights, slots, MEMORY)
         if len(set(self.nodes)) == 1:
-            return collectives.estimate_shared_memory(ranks, weights, MEMORY) + update
+            return collectives.estimate_shared_memory(ranks, weights, MEMORY) + update_seconds
         links = self.network, MEMORY
-        sums = (collectives.estimate_sum(name, ranks, self.per_host, weights, *links) for name in collectives.EXACT)
-        return min(sums) + update
+        sum_seconds = (
+            collectives.estimate_sum(algorithm, ranks, self.per_host, weights, *links)
+            for algorithm in collectives.EXACT
+        )
+        return min(sum_seconds) + update_seconds
 
     def can_hold(self, owners: Sequence[int], slots: float) -> bool:
         """Whether each node has enough free memory for the pieces of its `owners` (ranks), which together take `slots`
         bytes.
         """
-        counts = Counter(self.nodes[rank] for rank in owners)
-        return all(counts[node] * slots / len(owners) <= free for node, free in self.free.items())
+        owner_counts = Counter(self.nodes[rank] for rank in owners)
+        return all(owner_counts[node] * slots / len(owners) <= free_bytes for node, free_bytes in self.free.items())

@@ -43,44 +43,49 @@ class SubmitCommand(click.Command):
 
         Returns `args` itself if all words after the script belong to the script: `--` or a job option precedes it.
         """
-        parsed, _, _ = self.make_parser(ctx).parse_args(list(args))
-        value: Any = parsed.get("script")
-        words = list(value) if isinstance(value, (list, tuple)) else []  # click uses a sentinel for a missing argument
-        before, after = args[: len(args) - len(words)], words[1:]
-        if not after or before[-1:] == ["--"]:
+        parsed_values, _, _ = self.make_parser(ctx).parse_args(list(args))
+        script_value: Any = parsed_values.get("script")
+        # click uses a sentinel for a missing argument.
+        script_words = list(script_value) if isinstance(script_value, (list, tuple)) else []
+        words_before, words_after = args[: len(args) - len(script_words)], script_words[1:]
+        if not words_after or words_before[-1:] == ["--"]:
             return args
-        script, takes_value = words[0], self._find_job_options(parsed)
-        if parsed.keys() - _ALLOWED_BEFORE_SCRIPT:  # a job option precedes the script
-            ambiguous = after[: after.index("--")] if "--" in after else after
-            names = [word for word in ambiguous if word.partition("=")[0] in takes_value]
-            _print_owner(", ".join(names), script, "script")
+        script, takes_value = script_words[0], self._find_job_options(parsed_values)
+        if parsed_values.keys() - _ALLOWED_BEFORE_SCRIPT:  # a job option precedes the script
+            ambiguous_words = words_after[: words_after.index("--")] if "--" in words_after else words_after
+            option_words = [word for word in ambiguous_words if word.partition("=")[0] in takes_value]
+            _print_owner(", ".join(option_words), script, "script")
             return args
-        job_options, script_arguments = split_words(script, after, takes_value)
+        job_options, script_arguments = split_words(script, words_after, takes_value)
         _print_owner(shlex.join(job_options), script, "job; the script's own arguments may follow `--`")
-        return [*before, *job_options, "--", script, *script_arguments]
+        return [*words_before, *job_options, "--", script, *script_arguments]
 
-    def _find_job_options(self, parsed: Mapping[str, Any]) -> dict[str, bool]:
+    def _find_job_options(self, parsed_values: Mapping[str, Any]) -> dict[str, bool]:
         """The names of the options that may follow the script, such as `--nodes`; True if a value follows the option.
 
-        An option that the clusters in `parsed` do not have belongs to the script: `--image` after `--slurm`. So does
-        `-m`, which says that the word after it is a module, and thus precedes the script.
+        An option that the clusters in `parsed_values` do not have belongs to the script: `--image` after `--slurm`. So
+        does `-m`, which says that the word after it is a module, and thus precedes the script.
         """
         # The names of each cluster's options: `KINDS` has a dataclass for each option such as --slurm.
-        fields = {name: {field.name for field in dataclasses.fields(kind)} for name, kind in KINDS.items()}
-        of_named_clusters: set[str] = set().union(*(fields[name] for name in parsed.keys() & KINDS.keys()))
-        of_others = set().union(*fields.values()) - of_named_clusters if of_named_clusters else set()
+        field_names = {name: {field.name for field in dataclasses.fields(kind)} for name, kind in KINDS.items()}
+        named_cluster_options: set[str] = set().union(
+            *(field_names[name] for name in parsed_values.keys() & KINDS.keys())
+        )
+        other_cluster_options = (
+            set().union(*field_names.values()) - named_cluster_options if named_cluster_options else set()
+        )
         return {
             name: not parameter.is_flag
             for parameter in self.params
-            if isinstance(parameter, click.Option) and parameter.name not in {"is_module", *of_others}
+            if isinstance(parameter, click.Option) and parameter.name not in {"is_module", *other_cluster_options}
             for name in parameter.opts
         }
 
 
-def _print_owner(words: str, script: str, owner: str) -> None:
-    """Print whether `words`, which have names of job options and follow the script, go to the job or to the script."""
-    if words:
-        print(f"matex: {words} after {script} goes to the {owner}", file=sys.stderr)
+def _print_owner(option_text: str, script: str, owner: str) -> None:
+    """Print whether `option_text`, words after the script with names of job options, goes to the job or the script."""
+    if option_text:
+        print(f"matex: {option_text} after {script} goes to the {owner}", file=sys.stderr)
 
 
 def split_words(script: str, words: Sequence[str], takes_value: Mapping[str, bool]) -> tuple[list[str], list[str]]:
@@ -95,10 +100,10 @@ def split_words(script: str, words: Sequence[str], takes_value: Mapping[str, boo
     """
     job_options: list[str] = []
     script_arguments: list[str] = []
-    remaining = iter(words)
-    for word in remaining:
+    remaining_words = iter(words)
+    for word in remaining_words:
         if word == "--":
-            script_arguments += remaining
+            script_arguments += remaining_words
             break
         name, equals, _ = word.partition("=")
         includes_value = bool(equals)
@@ -107,13 +112,13 @@ def split_words(script: str, words: Sequence[str], takes_value: Mapping[str, boo
         if name in takes_value:
             job_options.append(word)
             if takes_value[name] and not includes_value:
-                if (value := next(remaining, None)) is None:
+                if (value := next(remaining_words, None)) is None:
                     raise click.BadOptionUsage(name, f"Option '{name}' requires an argument.")
                 job_options.append(value)
             continue
-        if name.startswith("--") and (similar := arguments.find_similar(name, takes_value, _SIMILARITY_CUTOFF)):
+        if name.startswith("--") and (similar_option := arguments.find_similar(name, takes_value, _SIMILARITY_CUTOFF)):
             raise click.UsageError(
-                f"there is no option {name}; did you mean {similar}? To pass it to the script: "
+                f"there is no option {name}; did you mean {similar_option}? To pass it to the script: "
                 f"matex submit ... {script} -- {name} ..."
             )
         script_arguments.append(word)

@@ -39,8 +39,8 @@ _STATE_COMMANDS = {"slurm": "scontrol", "pbs": "qstat", "lsf": "bjobs"}
 
 def find_own_command() -> str:
     """The `matex` command of this Python installation, for nodes that share its file system."""
-    installed = shutil.which("matex", path=str(Path(sys.executable).parent))
-    return shlex.join([installed] if installed else [sys.executable, "-m", "matex_tf.launch.cli"])
+    matex_path = shutil.which("matex", path=str(Path(sys.executable).parent))
+    return shlex.join([matex_path] if matex_path else [sys.executable, "-m", "matex_tf.launch.cli"])
 
 
 def fill_name_and_command(options: AnyOptions, target: Sequence[str]) -> AnyOptions:
@@ -101,8 +101,8 @@ def submit_script(
     if not clusters:
         raise click.UsageError("no cluster is named. For example: matex submit --slurm --nodes 4 train.py")
     if len(clusters) > 1:
-        named = " and ".join(f"--{name}" for name in sorted(clusters))
-        raise click.UsageError(f"{named} do not go together: a job goes to one cluster")
+        named_flags = " and ".join(f"--{name}" for name in sorted(clusters))
+        raise click.UsageError(f"{named_flags} do not go together: a job goes to one cluster")
     if not script:
         raise click.UsageError("no script is named. For example: matex submit --slurm --nodes 4 train.py")
     kind, scheduler = KINDS[clusters[0]], CLUSTERS[clusters[0]]
@@ -135,8 +135,10 @@ def submit_script(
 def _check_names(kind: type[Options], names: Iterable[str]) -> None:
     """Raises click.UsageError if an option belongs to another kind of cluster."""
     for name in set(names) - {field.name for field in fields(kind)}:
-        clusters = " or ".join(f"--{cluster}" for cluster, cluster_kind in KINDS.items() if hasattr(cluster_kind, name))
-        raise click.UsageError(f"--{name.replace('_', '-')} goes with {clusters}")
+        cluster_flags = " or ".join(
+            f"--{cluster}" for cluster, cluster_kind in KINDS.items() if hasattr(cluster_kind, name)
+        )
+        raise click.UsageError(f"--{name.replace('_', '-')} goes with {cluster_flags}")
 
 
 _NAMESPACE = click.option("--namespace", default="", metavar="NAMESPACE", help="Kubernetes: the namespace.")
@@ -198,8 +200,8 @@ def find_job(job: str, namespace: str) -> tuple[Any, Job]:
     if _PBS_JOB_ID.fullmatch(job):
         return CLUSTERS["pbs"], CLUSTERS["pbs"].find_job(job)
     if job.isascii() and job.isdigit():
-        installed = (cluster for cluster, program in _STATE_COMMANDS.items() if shutil.which(program))
-        scheduler = CLUSTERS[next(installed, "slurm")]
+        installed_clusters = (cluster for cluster, program in _STATE_COMMANDS.items() if shutil.which(program))
+        scheduler = CLUSTERS[next(installed_clusters, "slurm")]
         try:
             return scheduler, scheduler.find_job(job)
         except JobError as error:
@@ -211,11 +213,11 @@ def find_job(job: str, namespace: str) -> tuple[Any, Job]:
 
 def _suggest_commands(job: Job, is_recorded: bool = False) -> str:
     """The commands with which to go on: "follow: matex follow 4711; end: matex cancel 4711"."""
-    job_words = shlex.join([*(["--namespace", job.namespace] if job.namespace else []), job.id])
+    job_arguments = shlex.join([*(["--namespace", job.namespace] if job.namespace else []), job.id])
     # The volume of a Kubernetes job may not be mounted on this machine.
     is_visible = is_recorded and bool(job.folder) and Path(job.folder).parent.is_dir()
-    watch = f"watch: matex top {shlex.quote(job.folder)}; " if is_visible else ""
-    return f"follow: matex follow {job_words}; {watch}end: matex cancel {job_words}"
+    watch_text = f"watch: matex top {shlex.quote(job.folder)}; " if is_visible else ""
+    return f"follow: matex follow {job_arguments}; {watch_text}end: matex cancel {job_arguments}"
 
 
 def _follow_job(scheduler: Any, job: Job) -> int:

@@ -59,8 +59,8 @@ class State:
 
 def format_duration(seconds: float) -> str:
     """Format a duration as hours:minutes:seconds, as in time limits."""
-    minutes, rest = divmod(max(round(seconds), 0), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
+    minutes, remaining_seconds = divmod(max(round(seconds), 0), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{remaining_seconds:02}"
 
 
 def format_count(count: int, noun: str) -> str:
@@ -82,7 +82,7 @@ def cancel_job(scheduler: Any, job: Job) -> None:
 
 
 def run_scheduler(
-    words: Sequence[str], advice: str, standard_input: str = "", **process_options: Any
+    command: Sequence[str], advice: str, standard_input: str = "", **process_options: Any
 ) -> subprocess.CompletedProcess[str]:
     """Run a scheduler's command.
 
@@ -97,10 +97,10 @@ def run_scheduler(
     """
     try:
         return subprocess.run(
-            words, input=standard_input, capture_output=True, encoding="utf-8", errors="surrogateescape",
+            command, input=standard_input, capture_output=True, encoding="utf-8", errors="surrogateescape",
             timeout=PATIENCE, **process_options,
         )  # fmt: skip
     except FileNotFoundError:
-        raise JobError(f"there is no {words[0]} on this machine. {advice}") from None
+        raise JobError(f"there is no {command[0]} on this machine. {advice}") from None
     except subprocess.TimeoutExpired:
-        raise UnreachableError(f"{shlex.join(words)} gave no answer in {PATIENCE:.0f} s") from None
+        raise UnreachableError(f"{shlex.join(command)} gave no answer in {PATIENCE:.0f} s") from None

@@ -56,29 +56,29 @@ def _withdraw_job(job: Job) -> None:
         pass  # without kubectl, no job was created
 
 
-def _make_command(job: Job, *words: str) -> list[str]:
-    """The kubectl command `words` in the namespace of the job."""
-    return ["kubectl", *([f"--namespace={job.namespace}"] if job.namespace else []), *words]
+def _make_command(job: Job, *arguments: str) -> list[str]:
+    """The command of kubectl with these `arguments`, in the namespace of the job."""
+    return ["kubectl", *([f"--namespace={job.namespace}"] if job.namespace else []), *arguments]
 
 
-def _run_kubectl(job: Job, *words: str, standard_input: str = "") -> CompletedProcess[str]:
-    return run_scheduler(_make_command(job, *words), _ADVICE, standard_input)
+def _run_kubectl(job: Job, *arguments: str, standard_input: str = "") -> CompletedProcess[str]:
+    return run_scheduler(_make_command(job, *arguments), _ADVICE, standard_input)
 
 
-def _get_object(job: Job, *words: str) -> dict[str, Any] | None:
+def _get_object(job: Job, *arguments: str) -> dict[str, Any] | None:
     """Get an object; None if it does not exist. Raises JobError, UnreachableError, as `find_state`."""
-    answer = _run_kubectl(job, "get", *words, "--ignore-not-found", "-o", "json")
+    answer = _run_kubectl(job, "get", *arguments, "--ignore-not-found", "-o", "json")
     if answer.returncode:
         error_class = JobError if kubectl_words.is_refusal(answer.stderr) else UnreachableError
         raise error_class(kubectl_words.explain_refusal(answer.stderr))
-    found: dict[str, Any] | None = json.loads(answer.stdout) if answer.stdout.strip() else None
-    return found
+    kubernetes_object: dict[str, Any] | None = json.loads(answer.stdout) if answer.stdout.strip() else None
+    return kubernetes_object
 
 
 def _list_pods(job: Job) -> list[dict[str, Any]]:
     """The pods of the job, in order of creation."""
-    listed = _get_object(job, "pods", "-l", f"training.kubeflow.org/job-name={job.id}") or {"items": []}
-    return sorted(listed["items"], key=lambda pod: pod["metadata"].get("creationTimestamp", ""))
+    pod_list = _get_object(job, "pods", "-l", f"training.kubeflow.org/job-name={job.id}") or {"items": []}
+    return sorted(pod_list["items"], key=lambda pod: pod["metadata"].get("creationTimestamp", ""))
 
 
 def find_state(job: Job) -> State:
@@ -163,5 +163,5 @@ def describe_job(job: Job, options: Kubernetes) -> str:
     volume_text = "without --claim nothing is kept or recorded"
     if options.claim:
         volume_text = f"{job.folder} on volume {options.claim}"
-    size = f"{format_count(options.nodes, 'worker')}, {format_count(options.ranks, 'rank')}"
-    return f"MPIJob {job.id}{namespace_text}: a launcher and {size}; {volume_text}"
+    size_text = f"{format_count(options.nodes, 'worker')}, {format_count(options.ranks, 'rank')}"
+    return f"MPIJob {job.id}{namespace_text}: a launcher and {size_text}; {volume_text}"

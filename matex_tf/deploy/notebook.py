@@ -68,29 +68,32 @@ def _draw_curves(folder: str) -> str:
     return f"<div>{''.join(charts)}</div>" if charts else ""
 
 
-def _draw_curve(lines: Mapping[str, Sequence[tuple[int, float]]]) -> str:
+def _draw_curve(curves: Mapping[str, Sequence[tuple[int, float]]]) -> str:
     """A chart as SVG: values by epoch. Axes and labels have the text colour of the page."""
-    values = [value for points in lines.values() for _, value in points]
-    epochs = [epoch for points in lines.values() for epoch, _ in points]
-    low, high, first, last = min(values), max(values), min(epochs), max(epochs)
+    values = [value for points in curves.values() for _, value in points]
+    epochs = [epoch for points in curves.values() for epoch, _ in points]
+    min_value, max_value, first_epoch, last_epoch = min(values), max(values), min(epochs), max(epochs)
     right, bottom = _CHART_WIDTH - _RIGHT, _CHART_HEIGHT - _BOTTOM
 
     def scale_point(epoch: int, value: float) -> str:
-        x = _LEFT + (right - _LEFT) * (epoch - first) / max(last - first, 1)
-        y = _TOP + (bottom - _TOP) * ((high - value) / (high - low) if high > low else 0.5)
+        x = _LEFT + (right - _LEFT) * (epoch - first_epoch) / max(last_epoch - first_epoch, 1)
+        y = _TOP + (bottom - _TOP) * ((max_value - value) / (max_value - min_value) if max_value > min_value else 0.5)
         return f"{x:.1f},{y:.1f}"
 
-    texts = [(_LEFT - 5, _TOP + 4, "end", f"{high:.4g}"), (_LEFT, _CHART_HEIGHT - 5, "start", f"epoch {first}")]
-    texts += [(_LEFT - 5, bottom + 4, "end", f"{low:.4g}")] if high > low else []
-    texts += [(right, _CHART_HEIGHT - 5, "end", f"{last}")] if last > first else []
+    texts = [
+        (_LEFT - 5, _TOP + 4, "end", f"{max_value:.4g}"),
+        (_LEFT, _CHART_HEIGHT - 5, "start", f"epoch {first_epoch}"),
+    ]
+    texts += [(_LEFT - 5, bottom + 4, "end", f"{min_value:.4g}")] if max_value > min_value else []
+    texts += [(right, _CHART_HEIGHT - 5, "end", f"{last_epoch}")] if last_epoch > first_epoch else []
     parts = [f'<path d="M{_LEFT},{_TOP}V{bottom}H{right}" fill="none" stroke="currentColor" opacity="0.4"/>']
     parts += [f'<text x="{x}" y="{y}" text-anchor="{anchor}">{text}</text>' for x, y, anchor, text in texts]
-    for index, ((name, points), colour) in enumerate(zip(lines.items(), _COLOURS)):
-        label = html.escape(f"{name} {points[-1][1]:.4g}")
+    for index, ((metric, points), colour) in enumerate(zip(curves.items(), _COLOURS)):
+        label = html.escape(f"{metric} {points[-1][1]:.4g}")
         parts.append(f'<text x="{_LEFT + index * 180}" y="{_TOP - 8}" fill="{colour}">{label}</text>')
-        scaled = [scale_point(*point) for point in points]
-        x, y = scaled[-1].split(",")
-        parts.append(f'<polyline points="{" ".join(scaled)}" fill="none" stroke="{colour}"/>')
+        scaled_points = [scale_point(*point) for point in points]
+        x, y = scaled_points[-1].split(",")
+        parts.append(f'<polyline points="{" ".join(scaled_points)}" fill="none" stroke="{colour}"/>')
         parts.append(f'<circle cx="{x}" cy="{y}" r="2" fill="{colour}"/>')
     return (
         f'<svg width="{_CHART_WIDTH}" height="{_CHART_HEIGHT}" '
@@ -102,12 +105,12 @@ def _draw_curve(lines: Mapping[str, Sequence[tuple[int, float]]]) -> str:
 def _format_ranks(folder: str) -> str:
     """The run's ranks, as `matex top` shows them in a terminal."""
     try:
-        ranks = picture.draw_run(recording.open_run(folder))
+        rank_picture = picture.draw_run(recording.open_run(folder))
     except recording.RecordingError:
         return ""  # no rank has written yet
     file = io.StringIO()  # without a file, rich would display the text in the notebook
     console = Console(record=True, file=file, width=_WIDTH, force_terminal=True, force_jupyter=False)
-    console.print(ranks)
+    console.print(rank_picture)
     return console.export_html(inline_styles=True, code_format=_PRE).rstrip()
 
 

@@ -63,9 +63,9 @@ class Options:
         return cls.__name__.lower()
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            value = self._check_field(each.name, each.default, getattr(self, each.name))
-            object.__setattr__(self, each.name, value)
+        for option_field in fields(self):
+            value = self._check_field(option_field.name, option_field.default, getattr(self, option_field.name))
+            object.__setattr__(self, option_field.name, value)
         pattern, form = self.cpus_form
         if self.cpus and not re.fullmatch(pattern, str(self.cpus)):
             raise ValueError(f"expected cpus to be {form}; given {self.cpus!r}")
@@ -83,8 +83,8 @@ class Options:
         if isinstance(default, bool):
             return arguments.check_flag(self.get_kind(), name, value)
         if isinstance(default, int):
-            least = 1 if name in ("nodes", "ranks_per_node") else 0
-            return arguments.check_whole_number(self.get_kind(), name, value, least)
+            minimum = 1 if name in ("nodes", "ranks_per_node") else 0
+            return arguments.check_whole_number(self.get_kind(), name, value, minimum)
         if isinstance(default, tuple):
             texts = [value] if isinstance(value, str) else value
             if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) for text in texts):
@@ -111,10 +111,10 @@ class Options:
 
     def make_command(self, target: Sequence[str], options: Sequence[str] = ()) -> list[str]:
         """The `matex run` command that starts all ranks of `target`: a script with arguments, or `-m` and a module."""
-        words = [*shlex.split(self.matex or "matex"), "run"]
-        words += ["--restarts", str(self.restarts)] if self.restarts else []
-        words += ["-n", str(self.ranks), *options]
-        return [*words, *(word for text in self.run for word in shlex.split(text)), *target]
+        command = [*shlex.split(self.matex or "matex"), "run"]
+        command += ["--restarts", str(self.restarts)] if self.restarts else []
+        command += ["-n", str(self.ranks), *options]
+        return [*command, *(word for text in self.run for word in shlex.split(text)), *target]
 
 
 def _split_words(text: str) -> list[str]:
@@ -139,14 +139,16 @@ def parse_time(time: str) -> int:
     match = _TIME.fullmatch(time)
     if not match:
         raise ValueError(f"expected time to be as 2:00:00 (hours), 30 (minutes) or 1-12 (days-hours); given {time!r}")
-    days, first, second, third = (int(number) if number else None for number in match.groups())
-    if days is None and third is None:  # minutes or minutes:seconds
-        total = (first or 0) * 60 + (second or 0)
+    days, first_number, second_number, third_number = (int(number) if number else None for number in match.groups())
+    if days is None and third_number is None:  # minutes or minutes:seconds
+        total_seconds = (first_number or 0) * 60 + (second_number or 0)
     else:
-        total = ((days or 0) * 24 + (first or 0)) * 3600 + (second or 0) * 60 + (third or 0)
-    if not total:
+        total_seconds = (
+            ((days or 0) * 24 + (first_number or 0)) * 3600 + (second_number or 0) * 60 + (third_number or 0)
+        )
+    if not total_seconds:
         raise ValueError(f"expected time to be more than nothing; given {time!r}")
-    return total
+    return total_seconds
 
 
 def list_files() -> list[Path]:
@@ -155,15 +157,16 @@ def list_files() -> list[Path]:
     return [Path(home, "matex.toml"), Path("matex.toml")]
 
 
-def merge_options(kind: type[AnyOptions], given: Mapping[str, Any], ranks: int | None = None) -> AnyOptions:
-    """The options `given`, over the defaults of the user's files. Lists are concatenated, the files' items first.
+def merge_options(kind: type[AnyOptions], option_values: Mapping[str, Any], ranks: int | None = None) -> AnyOptions:
+    """The `option_values` over the defaults of the user's files. Lists are concatenated, the files' items first.
 
-    `ranks`, the total number, replaces `ranks_per_node` of the files. A `ranks_per_node` in `given` must agree with it.
+    `ranks`, the total number, replaces `ranks_per_node` of the files. A `ranks_per_node` in `option_values` must agree
+    with it.
 
     Raises:
         ValueError, TypeError: a name or a value is invalid (the message names the file), or `ranks` contradicts nodes.
     """
-    names = [each.name for each in fields(kind)]
+    names = [option_field.name for option_field in fields(kind)]
     merged: dict[str, Any] = {}
 
     def merge_values(values: Mapping[str, Any], source: str) -> None:
@@ -171,11 +174,11 @@ def merge_options(kind: type[AnyOptions], given: Mapping[str, Any], ranks: int |
             if name not in names:
                 raise ValueError(source + arguments.describe_unknown("option", name, names))
         try:
-            checked = kind(**values)
+            checked_options = kind(**values)
         except (TypeError, ValueError) as error:
             raise type(error)(f"{source}{error}") from None
         for name in values:
-            value = getattr(checked, name)
+            value = getattr(checked_options, name)
             merged[name] = (*merged.get(name, ()), *value) if isinstance(value, tuple) else value
 
     for path in list_files():
@@ -183,12 +186,12 @@ def merge_options(kind: type[AnyOptions], given: Mapping[str, Any], ranks: int |
             merge_values(_read_table(path, kind.get_kind()), f"{path}: ")
     if ranks is not None:
         merged.pop("ranks_per_node", None)
-    merge_values(given, "")
+    merge_values(option_values, "")
     options = kind(**merged)
     if ranks is None:
         return options
     # Checked here, because `distribute_ranks` cannot distinguish a given 1 from the default 1.
-    if "ranks_per_node" in given and options.ranks != ranks:
+    if "ranks_per_node" in option_values and options.ranks != ranks:
         raise ValueError(_describe_contradiction(options, ranks))
     return distribute_ranks(options, ranks)
 
@@ -203,24 +206,24 @@ def add_options(*kinds: type[Options], omitted: Sequence[str] = ()) -> Callable[
 
     The value of an option that is not given is None or ().
     """
-    declared: dict[str, Field[Any]] = {}
-    for each in (each for kind in kinds for each in fields(kind)):
-        declared.setdefault(each.name, each)  # several kinds have an account
+    declared_fields: dict[str, Field[Any]] = {}
+    for option_field in (option_field for kind in kinds for option_field in fields(kind)):
+        declared_fields.setdefault(option_field.name, option_field)  # several kinds have an account
 
     def add_all(command: Callable[..., Any]) -> Any:
-        for name in reversed(declared):
-            command = command if name in omitted else _make_click_option(declared[name])(command)
+        for name in reversed(declared_fields):
+            command = command if name in omitted else _make_click_option(declared_fields[name])(command)
         return command
 
     return add_all
 
 
-def _make_click_option(declared: Field[Any]) -> Callable[..., Any]:
-    name, default = _name_option(declared.name), declared.default
+def _make_click_option(option_field: Field[Any]) -> Callable[..., Any]:
+    name, default = _name_option(option_field.name), option_field.default
     if isinstance(default, bool):
-        return click.option(name, is_flag=True, default=None, help=declared.metadata["help"])
+        return click.option(name, is_flag=True, default=None, help=option_field.metadata["help"])
     value_type = int if isinstance(default, int) else str
-    return click.option(name, type=value_type, multiple=isinstance(default, tuple), **declared.metadata)
+    return click.option(name, type=value_type, multiple=isinstance(default, tuple), **option_field.metadata)
 
 
 def format_options(options: Options) -> list[str]:
@@ -228,19 +231,19 @@ def format_options(options: Options) -> list[str]:
 
     A flag or a list item of the files remains set even if `options` lack it: no word of a command line removes it.
     """
-    words = []
+    option_words = []
     defaults = merge_options(type(options), {})
-    for each in fields(options):
-        value, default = getattr(options, each.name), getattr(defaults, each.name)
-        option_name = _name_option(each.name)
+    for option_field in fields(options):
+        value, default = getattr(options, option_field.name), getattr(defaults, option_field.name)
+        option_name = _name_option(option_field.name)
         if isinstance(value, tuple):  # the words add items to those of the files
-            added = value[len(default) :] if value[: len(default)] == default else value
-            words += [f"{option_name}={text}" for text in added]
+            added_texts = value[len(default) :] if value[: len(default)] == default else value
+            option_words += [f"{option_name}={text}" for text in added_texts]
         elif isinstance(value, bool):
-            words += [option_name] if value and not default else []
+            option_words += [option_name] if value and not default else []
         elif value != default:
-            words.append(f"{option_name}={value}")
-    return words
+            option_words.append(f"{option_name}={value}")
+    return option_words
 
 
 def distribute_ranks(options: AnyOptions, ranks: int) -> AnyOptions:

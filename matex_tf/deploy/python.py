@@ -55,11 +55,11 @@ class Here:
 
     def find_state(self, job: Job) -> State:
         """The state of the run."""
-        code = self._child.poll()
-        if code is None:
+        exit_code = self._child.poll()
+        if exit_code is None:
             return State(RUNNING, "RUNNING here")
         # A run that signal S has ended has the code -S in Python, and 128 + S in a shell.
-        return State(ENDED, "ENDED", code=code if code >= 0 else 128 - code)
+        return State(ENDED, "ENDED", code=exit_code if exit_code >= 0 else 128 - exit_code)
 
     def follow_job(self, job: Job, shows_output: bool = True) -> int:
         """Copy the output until the run ends. Returns its exit code."""
@@ -117,16 +117,16 @@ class LaunchedRun:
             from IPython.display import display
 
             thread = notebook.show_run(self, display)
-            code = self.wait()
+            exit_code = self.wait()
             thread.join()  # the display then shows the end
         else:
-            code = self._scheduler.follow_job(self._job)
-        return code
+            exit_code = self._scheduler.follow_job(self._job)
+        return exit_code
 
     def wait(self) -> int:
         """Wait until the run has ended, and print only changes of its state. Returns its exit code."""
-        code: int = self._scheduler.follow_job(self._job, shows_output=False)
-        return code
+        exit_code: int = self._scheduler.follow_job(self._job, shows_output=False)
+        return exit_code
 
     def cancel(self) -> None:
         """End the run, or remove it from the queue. Raises JobError, also if the run has already ended."""

@@ -31,8 +31,8 @@ def explain_refusal(program: str, text: str, refusals: Iterable[Refusal]) -> str
 def list_choices(command: Sequence[str]) -> str:
     """The lines that a scheduler's command prints, separated by commas; "" if the command fails."""
     try:
-        words = [word.replace("$USER", getpass.getuser()) for word in command]
-        answer = subprocess.run(words, capture_output=True, text=True, timeout=10, stdin=subprocess.DEVNULL)
+        expanded_command = [argument.replace("$USER", getpass.getuser()) for argument in command]
+        answer = subprocess.run(expanded_command, capture_output=True, text=True, timeout=10, stdin=subprocess.DEVNULL)
     except (OSError, KeyError, subprocess.TimeoutExpired):  # KeyError: before Python 3.13, a user without a name
         return ""  # an optional addition to an error message
     return ", ".join(sorted(set(answer.stdout.splitlines()))) if answer.returncode == 0 else ""

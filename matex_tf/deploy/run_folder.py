@@ -83,8 +83,8 @@ def format_note(cluster: str, job: str, namespace: str = "", submitted: str = ""
 
 def write_note(folder: Path, cluster: str, job: str) -> None:
     """Write the note of a job that was just submitted."""
-    with atomic.write_beside(str(folder / NOTE)) as beside:  # a killed process leaves no partial note
-        Path(beside).write_text(format_note(cluster, job, submitted=f"{time.time():.0f}"))
+    with atomic.write_beside(str(folder / NOTE)) as temporary_path:  # a killed process leaves no partial note
+        Path(temporary_path).write_text(format_note(cluster, job, submitted=f"{time.time():.0f}"))
 
 
 def read_note(folder: Path) -> tuple[str, Job]:
@@ -127,8 +127,8 @@ def _find_runs(job_id: str) -> Iterator[tuple[str, str]]:
     for path in RUNS.glob(f"*/{NOTE}"):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             cluster, job = read_note(path.parent)
-            jobs = path.with_name(JOBS)
-            if job_id == job.id or (jobs.is_file() and job_id in jobs.read_text().split()):
+            jobs_path = path.with_name(JOBS)
+            if job_id == job.id or (jobs_path.is_file() and job_id in jobs_path.read_text().split()):
                 yield cluster, job.folder
 
 

@@ -96,14 +96,14 @@ def submit_script(text: str, folder: Path, options: Slurm, **process_options: An
         UnreachableError: it is unknown whether the job is queued. Its script remains.
     """
     script = folder / SCRIPT
-    words = list_words(options, str(folder))
+    option_words = list_words(options, str(folder))
     try:
-        taken_options.check_environment(process_options.get("env", os.environ), words)
+        taken_options.check_environment(process_options.get("env", os.environ), option_words)
     except ValueError as error:
         raise JobError(str(error)) from None
     try:
         script.write_text(text, encoding="utf-8", errors="surrogateescape")
-        answer = _ask("sbatch", "--parsable", *words, str(script), **process_options)
+        answer = _ask("sbatch", "--parsable", *option_words, str(script), **process_options)
         number = answer.stdout.strip().partition(";")[0]  # the name of a cluster may follow
         if answer.returncode or not number.isdigit():
             message = slurm_messages.strip_prefixes(answer.stderr or answer.stdout)
@@ -142,9 +142,9 @@ def find_queued(script: Path) -> list[str]:
     return [number for number, _, command in jobs if os.path.realpath(command) == os.path.realpath(script)]
 
 
-def _ask(*words: str, **process_options: Any) -> CompletedProcess[str]:
+def _ask(*command: str, **process_options: Any) -> CompletedProcess[str]:
     """Run a Slurm command in its own session: Ctrl-C must not end sbatch, which may have queued the job already."""
-    return run_scheduler(words, _ADVICE, start_new_session=True, **process_options)
+    return run_scheduler(command, _ADVICE, start_new_session=True, **process_options)
 
 
 def _make_query_error(command: str, text: str) -> JobError:
@@ -168,8 +168,8 @@ def find_state(job: Job) -> State:
         UnreachableError: Slurm does not answer now.
     """
     # The user's SLURM_TIME_FORMAT may differ. SLURM_BITSTR_LEN=0: the numbers of an array's tasks are not abbreviated.
-    formats = {"SLURM_TIME_FORMAT": "standard", "SLURM_BITSTR_LEN": "0"}
-    answer = _ask("scontrol", "show", "job", job.id, env={**os.environ, **formats})
+    format_variables = {"SLURM_TIME_FORMAT": "standard", "SLURM_BITSTR_LEN": "0"}
+    answer = _ask("scontrol", "show", "job", job.id, env={**os.environ, **format_variables})
     is_unknown = _UNKNOWN in answer.stderr + answer.stdout
     tasks, task_states = arrays.list_folders(job.folder), slurm_messages.read_states(answer.stdout)
     # An array has folders, unless this machine does not see them.
@@ -199,8 +199,8 @@ def _find_ended_state(job: Job) -> State:
     the job's end.
     """
     with contextlib.suppress(JobError):
-        words = ["--noheader", "--allocations", "--parsable2", f"--jobs={job.id}", "--format=State,ExitCode"]
-        answer = _ask("sacct", *words)
+        sacct_options = ["--noheader", "--allocations", "--parsable2", f"--jobs={job.id}", "--format=State,ExitCode"]
+        answer = _ask("sacct", *sacct_options)
         states = slurm_messages.read_ends(answer.stdout) if answer.returncode == 0 else []
         if len(states) > 1:  # of the tasks of an array whose folder is unknown
             return arrays.combine_states({str(task): state for task, state in enumerate(states)}, [])
@@ -211,7 +211,7 @@ def _find_ended_state(job: Job) -> State:
 
 def follow_job(job: Job, shows_output: bool = True) -> int:
     """Copy the job's output until the job ends. Returns its exit code."""
-    path, last_words = Path(job.folder, "output"), ""
+    output_path, last_words = Path(job.folder, "output"), ""
 
     def look_at_job() -> State:
         nonlocal last_words
@@ -220,14 +220,14 @@ def follow_job(job: Job, shows_output: bool = True) -> int:
         return state
 
     tasks = arrays.list_folders(job.folder)
-    reader = arrays.make_reader(tasks) if tasks else run_folder.make_reader(job.folder)
-    code = following.follow_job(job, look_at_job, reader, shows_output)
-    if last_words == "FAILED" and job.folder and not path.is_file():
+    read_output = arrays.make_reader(tasks) if tasks else run_folder.make_reader(job.folder)
+    exit_code = following.follow_job(job, look_at_job, read_output, shows_output)
+    if last_words == "FAILED" and job.folder and not output_path.is_file():
         following.print_line(
-            f"{job.id} has no output: {path.absolute()} does not exist. Does the node on which it started see that "
-            "folder? Submit from a folder on a file system that all nodes share"
+            f"{job.id} has no output: {output_path.absolute()} does not exist. Does the node on which it started see "
+            "that folder? Submit from a folder on a file system that all nodes share"
         )
-    return code
+    return exit_code
 
 
 def cancel_job(job: Job) -> None:
@@ -240,8 +240,8 @@ def ask_to_end(job: Job) -> None:
     _cancel("--batch", "--signal=USR1", job.id)
 
 
-def _cancel(*words: str) -> None:
-    answer = _ask("scancel", *words)
+def _cancel(*arguments: str) -> None:
+    answer = _ask("scancel", *arguments)
     if answer.returncode or answer.stderr.strip():
         raise JobError(f"scancel: {slurm_messages.strip_prefixes(answer.stderr)}")
 
@@ -252,8 +252,8 @@ def find_job(number: str) -> Job:
         return Job(number, folder)
     with contextlib.suppress(UnreachableError):
         answer = _ask("scontrol", "show", "job", number)
-        output = re.search(r"^ +StdOut=(.*)/output$", answer.stdout, re.MULTILINE)
-        folder = output.group(1) if output else ""
+        output_match = re.search(r"^ +StdOut=(.*)/output$", answer.stdout, re.MULTILINE)
+        folder = output_match.group(1) if output_match else ""
         # The output of an array's task is in the folder of the task, within the folder of the run.
         return Job(number, os.path.dirname(folder) if slurm_messages.read_states(answer.stdout) else folder)
     return Job(number)
@@ -270,9 +270,9 @@ def find_newest(job: Job) -> Job:
 def describe_job(job: Job, options: Slurm) -> str:
     """A line that describes the submitted job."""
     partition_text = f" on partition {options.partition}" if options.partition else ""
-    limit = f", {options.time}" if options.time else ""
+    limit_text = f", {options.time}" if options.time else ""
     node = "whole node" if options.takes_whole_nodes else "node"
-    size = f"{format_count(options.nodes, node)}, {format_count(options.ranks, 'rank')}"
+    size_text = f"{format_count(options.nodes, node)}, {format_count(options.ranks, 'rank')}"
     if options.array:
-        size = f"{format_count(len(parse_array(options.array)), 'task')}, each of {size}"
-    return f"job {job.id}{partition_text}: {size}{limit}; {job.folder}"
+        size_text = f"{format_count(len(parse_array(options.array)), 'task')}, each of {size_text}"
+    return f"job {job.id}{partition_text}: {size_text}{limit_text}; {job.folder}"

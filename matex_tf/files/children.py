@@ -26,7 +26,7 @@ class _Files:
         if (view := overlay.get_view()) is not None:
             return _adopt_view, (view.share_with_child(), world.script_knows_ranks)
         if (writer := journal.get_writer()) is not None:
-            return _adopt_journal, (writer.describe(),)
+            return _adopt_journal, writer.describe()
         return dict, ({},)  # nothing to adopt
 
 
@@ -38,15 +38,15 @@ def _wrap_preparation(original: Any) -> Any:
     return get_preparation_data
 
 
-def _adopt_view(description: dict[str, Any], script_knows_ranks: bool) -> None:
+def _adopt_view(description: tuple[Any, ...], script_knows_ranks: bool) -> None:
     world.script_knows_ranks = script_knows_ranks
-    overlay.adopt_view(View.adopt(**description))
+    overlay.adopt_view(View.adopt(*description))
     python.install_view()
     for module in (libraries, tensorflow, commands):
         module.HOOKS.install()
 
 
-def _adopt_journal(description: dict[str, Any]) -> None:
-    journal.Journal.adopt(**description).start_writing()
+def _adopt_journal(*description: Any) -> None:
+    journal.Journal.adopt(*description).start_writing()
     for module in (libraries, tensorflow):
         module.HOOKS.install()

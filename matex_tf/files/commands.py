@@ -11,12 +11,11 @@ arguments, paths of files in the private folder are replaced by the real paths o
 from __future__ import annotations
 
 import contextlib
-import copy
+import functools
 import hashlib
 import inspect
 import io
 import os
-import pickle
 import re
 import shlex
 import sys
@@ -25,7 +24,7 @@ from typing import Any
 
 from matex_tf import ops, settings
 from matex_tf.files import journal, overlay
-from matex_tf.runtime import objects, real_files, script_frames, watchdog
+from matex_tf.runtime import first_rank, objects, real_files, script_frames
 from matex_tf.runtime.hooks import Table
 from matex_tf.thread_flag import ThreadFlag
 from matex_tf.world import world
@@ -50,14 +49,16 @@ def _runs_for_all_ranks() -> bool:
 
     It does if all ranks reach the command, and the script runs it, not a library. It does not within a command that
     rank 0 already runs, or if each rank has its own output (`MATEX_OUTPUT=all`).
+
+    The stack alone tells the script from a library. A library may run a command on one rank only, such as `tput` on the
+    rank with a terminal, or ask each host about itself. To meet, ranks would have to know this before.
     """
     if _is_inside or settings.get_settings().output == "all" or not overlay.is_reached_by_all():
         return False
     caller = sys._getframe(2)  # the caller of the function that replaces `os.system` and the like
     while caller.f_back is not None and caller.f_globals.get("__name__") == "subprocess":
         caller = caller.f_back  # such as `check_output`, which calls `run`
-    is_ours = caller.f_globals.get("__name__", "").partition(".")[0] == "matex_tf"
-    return not is_ours and not script_frames.is_library(caller.f_code.co_filename)
+    return not script_frames.is_library(caller.f_code.co_filename)
 
 
 def _run_on_rank_0(run: Callable[[], Any], name: str, arguments: Sequence[Any], options: Mapping[str, Any]) -> Any:
@@ -75,14 +76,10 @@ def _run_on_rank_0(run: Callable[[], Any], name: str, arguments: Sequence[Any], 
     with _is_inside.set():
         if len(set(hashes)) > 1:  # all ranks see the same hashes, so each runs its own command here
             return run()
+        shown = str(arguments[0] if arguments else name)[:_SHOWN_CHARACTERS]
         with _adopt_changes(options):
             objects.barrier("a command begins")
-            outcome = None
-            if world.get_world().rank == 0:
-                shown = str(arguments[0] if arguments else name)[:_SHOWN_CHARACTERS]
-                with watchdog.excuse_wait(f"running {shown!r}"):
-                    outcome = _catch_outcome(run)
-            result, error = objects.broadcast(outcome, "the result of a command")
+            result, error = first_rank.catch_on_first(run, "the result of a command", f"running {shown!r}")
         objects.barrier("a command has ended")
     if error is not None:
         raise error
@@ -117,22 +114,6 @@ def _adopt_changes(options: Mapping[str, Any]) -> Iterator[None]:
             view.adopt_disk(private_keys, output_keys)
 
 
-def _catch_outcome(run: Callable[[], Any]) -> tuple[Any, BaseException | None]:
-    """The result of `run`, or its exception, in a form that can be sent to the other ranks."""
-    try:
-        outcome: tuple[Any, BaseException | None] = run(), None
-        pickle.dumps(outcome)  # raises if the result cannot be sent
-    except Exception as error:
-        try:
-            # Pickle sends the error, and the other ranks create it again. `deepcopy` creates it in the same way, so an
-            # error that could not be created there fails here.
-            copy.deepcopy(error)
-            outcome = None, error
-        except Exception:
-            outcome = None, RuntimeError(f"{type(error).__name__}: {error}")
-    return outcome
-
-
 def _hash_command(name: str, arguments: Sequence[Any], options: Mapping[str, Any]) -> str:
     """A hash of a command and the working folder, without the options `_OF_THE_RANK`, such as open files."""
     common = {key: value for key, value in options.items() if key not in _OF_THE_RANK}
@@ -153,11 +134,9 @@ def _normalize_value(value: Any) -> Any:
 
 def _replace_paths_in_command(command: Any) -> Any:
     """Replace paths of this rank's own files in a command for `os.system` by their real paths."""
-    if isinstance(command, str) and overlay.has_view() and not real_files.uses_real_files():
-        with contextlib.suppress(FileNotFoundError):  # the current folder was removed, and no own files are in it
-            folder = os.getcwd()
-            return _replace_paths_in_text(command, folder, is_folder_own=_find_real_path(folder) is not None)
-    return command
+    arguments = {"args": command, "shell": True}
+    _replace_paths_in_arguments(arguments)
+    return arguments["args"]
 
 
 @HOOKS.replace("os", "system", _IF_HOOK_MISSING)
@@ -216,9 +195,7 @@ def _wrap_process(original: Any) -> Any:
 
     def __init__(self, *args, **kwargs):
         call = signature.bind(self, *args, **kwargs)
-        if not real_files.uses_real_files():
-            with contextlib.suppress(FileNotFoundError):  # the current folder was removed, and no own files are in it
-                _replace_paths_in_arguments(call.arguments)
+        _replace_paths_in_arguments(call.arguments)
         return original(*call.args, **call.kwargs)
 
     return __init__
@@ -230,47 +207,48 @@ def _replace_paths_in_arguments(arguments: dict[str, Any]) -> None:
     A process sees only the disk. It finds a rank's own files only through its working folder and the paths among its
     arguments.
     """
-    folder = os.path.join(os.getcwd(), os.fsdecode(arguments.get("cwd") or ""))
-    real_folder, command = _find_real_path(folder), arguments["args"]
+    if real_files.uses_real_files() or not overlay.has_view():
+        return
+    try:
+        folder = os.path.join(os.getcwd(), os.fsdecode(arguments.get("cwd") or ""))
+    except FileNotFoundError:  # the current folder was removed, and no own files are in it
+        return
+    command, real_folder = arguments["args"], _find_real_path(folder)
     is_folder_own = real_folder is not None
     if is_folder_own:
         arguments["cwd"] = real_folder
     if isinstance(command, str) and arguments.get("shell"):
-        arguments["args"] = _replace_paths_in_text(command, folder, is_folder_own)
-    if not isinstance(command, (list, tuple)):
-        return
-    arguments["args"] = words = list(command)
-    for index, word in enumerate(words):
-        if not isinstance(word, (str, bytes, os.PathLike)):
-            continue
-        path = os.fsdecode(word)
-        is_program = index == 0 and os.sep not in path  # the system searches it in PATH
-        # The process starts in the real path of its folder, so it finds a relative path there.
-        starts_in_folder = is_folder_own and not os.path.isabs(path)
-        if not is_program and not starts_in_folder:
-            words[index] = _find_real_path(os.path.join(folder, path)) or word
+        arguments["args"] = _WORD.sub(functools.partial(_replace_match, folder, is_folder_own), command)
+    elif isinstance(command, (list, tuple)):
+        arguments["args"] = [
+            _locate_word(word, folder, is_folder_own, is_first=index == 0) or word for index, word in enumerate(command)
+        ]
 
 
-def _replace_paths_in_text(text: str, folder: str, is_folder_own: bool) -> str:
-    """Replace paths of this rank's own files in a shell command, run in `folder`, by their real paths.
+def _replace_match(folder: str, is_folder_own: bool, match: re.Match[str]) -> str:
+    """A word of a shell command, or the real path of this rank's own file that the word names."""
+    is_first = _COMMAND_BEGINS.search(match.string[: match.start()]) is not None
+    place = _locate_word(match[0], folder, is_folder_own, is_first)
+    # The word may be within quotes already, or not. So a path that needs quotes cannot replace it.
+    needs_quotes = place is not None and place != shlex.quote(place)
+    return match[0] if place is None or needs_quotes else place
 
-    is_folder_own: the folder is in the private folder. The shell then starts in its real path, and finds relative paths
-        there.
+
+def _locate_word(word: Any, folder: str, is_folder_own: bool, is_first: bool) -> str | None:
+    """The real path of this rank's own file that a word of a command names; None if the word stays.
+
+    Args:
+        folder: the working folder of the process.
+        is_folder_own: the folder is in the private folder. The process starts in its real path, and finds relative
+            paths there.
+        is_first: the word names a program, which the system searches in PATH if the word is no path.
     """
-
-    def replace_word(match: re.Match[str]) -> str:
-        word = match[0]
-        is_program = os.sep not in word and _COMMAND_BEGINS.search(text[: match.start()]) is not None
-        if is_program or (is_folder_own and not os.path.isabs(word)):
-            return word
-        real_path = _find_real_path(os.path.join(folder, word))
-        if real_path is None:
-            return word
-        # `word` may be within quotes already, or not. So a path that needs quotes cannot replace it.
-        needs_quotes = real_path != shlex.quote(real_path)
-        return word if needs_quotes else real_path
-
-    return _WORD.sub(replace_word, text)
+    if not isinstance(word, (str, bytes, os.PathLike)):
+        return None
+    path = os.fsdecode(word)
+    is_program = is_first and os.sep not in path
+    starts_in_folder = is_folder_own and not os.path.isabs(path)
+    return None if is_program or starts_in_folder else _find_real_path(os.path.join(folder, path))
 
 
 def _find_real_path(path: str) -> str | None:

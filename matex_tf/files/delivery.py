@@ -19,7 +19,7 @@ import os
 from typing import NamedTuple
 
 from matex_tf.files import journal, overlay
-from matex_tf.files.functions import find_real_path
+from matex_tf.files.paths import find_real_path
 from matex_tf.runtime import objects, real_files
 from matex_tf.world import world
 

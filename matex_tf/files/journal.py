@@ -78,11 +78,10 @@ class Journal(journal_reader.Notes):
         self._copies: list[_Copy] = []
         self._is_over = False
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> tuple[Any, ...]:
         """The arguments of `adopt`."""
         records = self._noted, self._touched, self._moved, self._is_over
-        is_on_one_host, number = self._count is not None, self.count_completed()
-        return {"folder": self.folder, "is_on_one_host": is_on_one_host, "number": number, "records": records}
+        return self.folder, self._count is not None, self.count_completed(), records
 
     @classmethod
     def adopt(cls, folder: str, is_on_one_host: bool, number: int, records: tuple[Any, ...]) -> Journal:

@@ -16,6 +16,7 @@ from typing import Any
 from matex_tf import settings
 from matex_tf.files import journal, journal_reader, known_places
 from matex_tf.ops import cache
+from matex_tf.runtime import real_files
 
 _MAX_TRIES = 10  # of a query, while rank 0 writes notes
 _MAX_LINKS = 40  # on the way of one path: more are a loop
@@ -28,23 +29,23 @@ class Layers:
 
     root: the folder of the upper layer: the file of a key is at `root + key`.
     notes: the journal, which has rank 0's notes.
-    hidden: the keys that this rank has removed.
+    removed: the keys that this rank has removed. True: the key is hidden; False: it is visible again, also in a hidden
+        folder, because rank 0 has saved it on the disk for all ranks since. Own files that rank 0 has saved are here,
+        too.
     is_left: this rank has left the layers and uses the real files: rank 0 was lost, and this rank has become the first.
-    known: the cache of locations.
-    _used, _has_links: `used` and `has_links` by changes of this process.
-    _shown: keys that this rank had removed or written, and that were then saved on the disk for all ranks. They are
-        visible again, also in a hidden folder.
+    known: the cache of changed names.
+    _changed: the names that this process may have created, changed or removed, by the key of their folder.
+    _has_links: `has_links` by changes of this process.
     _excluded: paths that the view does not handle.
-    _uncached: keys whose locations, and those of their contents, are not cached: code outside Python, or another
-        process, may create the files at any moment.
+    _uncached: keys of folders that are not cached, with their contents: code outside Python, or another process, may
+        create files there at any moment.
     """
 
     def __init__(self, folder: str, notes: journal.Journal):
         self.root = os.path.join(os.path.realpath(folder), "files")
         self.notes = notes
-        self.hidden: set[str] = set()
-        self._shown: set[str] = set()
-        self._used = False
+        self.removed: dict[str, bool] = {}
+        self._changed: dict[str, set[str]] = {}
         self._has_links = False
         self.is_left = False
         self._excluded = {
@@ -55,14 +56,14 @@ class Layers:
         if settings.get_settings().log_dir:
             self._excluded.add(os.path.realpath(settings.get_settings().log_dir))
         os.makedirs(folder, exist_ok=True)
-        self.known = known_places.KnownPlaces(folder, self.find_key, self._list_places, self._is_through_link)
-        notes.on_new_notes = self.known.forget_places
+        self.known = known_places.KnownPlaces(folder, self._read_folder)
+        notes.on_new_notes = self.known.forget
         self._uncached: set[str] = set()
 
     @property
     def used(self) -> bool:
         """Whether the upper layer may have files."""
-        return self._used or self.known.has_child_changed()
+        return bool(self._changed) or self.known.has_child_changed()
 
     @property
     def has_links(self) -> bool:
@@ -73,18 +74,18 @@ class Layers:
 
     def find_key(self, path: Any, follow: bool = True) -> str | None:
         """The key of `path`; None if the view does not handle it. `follow`: replace a final link by its target."""
-        if isinstance(path, int) or path is None:
-            return None
-        text = os.path.abspath(os.fsdecode(path))
-        # A path in the upper layer, such as the working folder of C code, is the path in the script after `root`.
-        if text == self.root or text.startswith(self.root + os.sep):
-            text = text[len(self.root) :] or os.sep
+        text = self.strip_root(os.path.abspath(os.fsdecode(path)))
         if follow:
             text = self._follow_links(text)
         else:
             text = os.path.join(self._follow_links(os.path.dirname(text)), os.path.basename(text))
         is_excluded = any(path in self._excluded for path in journal_reader.list_parents(text))
         return None if self.is_left or is_excluded else text
+
+    def strip_root(self, path: str) -> str:
+        """A path in the upper layer, such as the working folder of C code, as the script has it; others as they are."""
+        is_upper = path == self.root or path.startswith(self.root + os.sep)
+        return (path[len(self.root) :] or os.sep) if is_upper else path
 
     def _follow_links(self, path: str) -> str:
         """`os.path.realpath` of an absolute path through the links as this rank sees them."""
@@ -106,10 +107,6 @@ class Layers:
             names += target.split(os.sep)[::-1]
         return found
 
-    def _is_through_link(self, path: str, key: str) -> bool:
-        """Whether `path`, whose key is `key`, contains a link, and this rank has links of its own."""
-        return self.has_links and os.path.abspath(path) != key
-
     def exclude_path(self, path: str) -> None:
         """Do not handle `path` and its contents: they belong to this rank already."""
         self._excluded.add(os.path.realpath(path))
@@ -123,9 +120,8 @@ class Layers:
 
     def is_hidden(self, key: str) -> bool:
         """Whether this rank has removed `key` or a parent folder, and rank 0 has not saved `key` for all since."""
-        # The innermost path of either set decides. If there is none, `next` returns None, which is in no set.
-        changed = (path for path in journal_reader.list_parents(key) if path in self.hidden or path in self._shown)
-        return next(changed, None) in self.hidden
+        # The innermost path decides.
+        return next((self.removed[path] for path in journal_reader.list_parents(key) if path in self.removed), False)
 
     def _is_in_own_file(self, key: str) -> bool:
         """Whether a parent of `key` is a file of this rank. Rank 0 may have replaced its file by a folder or a link."""
@@ -147,33 +143,35 @@ class Layers:
             return key if exists else None
         return before or None  # "": the key did not exist before the change
 
+    def mark_changed(self, key: str) -> None:
+        """Record that this rank has created, changed or removed `key`, or is about to."""
+        folder, name = os.path.split(key)
+        self._changed.setdefault(folder, set()).add(name)
+        self.known.forget()
+
     def stop_caching(self, key: str) -> None:
-        """Do not cache the locations of `key` and its contents from now on; see `_uncached`."""
+        """Do not cache the folder `key` and its contents from now on; see `_uncached`."""
         self._uncached.add(key)
-        self.known.forget_places()
+        self.known.forget()
 
-    def _list_places(self, key: str) -> known_places.Places | None:
-        """For the cache: the entries of the folder `key` that are not on the disk at their own path; None: not cached.
-
-        An entry with a path is a file of the upper layer. For an entry with None, both layers are searched. A name that
-        is no entry is on the disk; in `OwnPlaces` it does not exist.
-        """
-        if not self._uncached.isdisjoint(journal_reader.list_parents(key)):
-            return None
-        places = known_places.OwnPlaces() if self.is_hidden(key) else {}
-        changed = [path for path in self.hidden | self._shown if os.path.dirname(path) == key]
-        places.update({os.path.basename(path): None for path in changed})
-        try:
-            with os.scandir(self.locate_upper(key)) as entries:
-                places[known_places.IS_OWN] = None  # marks that the upper layer has the folder, too
-                for entry in entries:
-                    places[entry.name] = entry.path if entry.is_file(follow_symlinks=False) else None
-        except FileNotFoundError:
-            pass  # this rank has no files there
-        except NotADirectoryError:  # `key` or a parent is a file of this rank
-            places = known_places.OwnPlaces(places)
-        places.update({os.path.basename(path): None for path in self._uncached if os.path.dirname(path) == key})
-        return places
+    def _read_folder(self, path: str) -> known_places.Folder | None:
+        """For the cache: the folder `path`; None: it is not cached."""
+        with real_files.use_real_files():
+            key = self.find_key(path)
+            if key is None:  # the view does not handle the folder: all its files are on the disk
+                return known_places.Folder((), "", equals_disk=True)
+            # With links of this rank, the path may lead to another folder on the disk than its key.
+            is_through_link = self.has_links and os.path.abspath(path) != key
+            if is_through_link or not self._uncached.isdisjoint(journal_reader.list_parents(key)):
+                return None
+            upper = self.locate_upper(key)
+            is_own = os.path.isdir(upper)
+            # Nothing on the disk may be used if this rank has removed the folder, or if it or a parent is a file of
+            # this rank. The names that a child process has changed are not known.
+            is_replaced = self.is_hidden(key) or self._is_in_own_file(os.path.join(key, os.curdir))
+            may_differ = is_replaced or (is_own and self.known.has_child_changed())
+            changed = None if may_differ else self._changed.get(key, ())
+            return known_places.Folder(changed, upper, equals_disk=not is_own and not may_differ and not changed)
 
     def ask_until_steady(self, ask: Callable[[], Any], drop: Callable[[Any], bool] | None = None) -> Any:
         """Return `ask()`, or raise its OSError. If rank 0 has written notes during the call, repeat it, because the
@@ -193,8 +191,12 @@ class Layers:
                 return answer
         return ask()
 
+    def locate(self, key: str) -> str | None:
+        """The real location of `key`; None if it does not exist for this rank."""
+        return self.locate_upper(key) if self.is_own(key) else self.locate_lower(key)
+
     def exists(self, key: str) -> bool:
-        return self.is_own(key) or self.locate_lower(key) is not None
+        return self.locate(key) is not None
 
     def is_folder(self, key: str) -> bool:
         return os.path.isdir(self.locate_real(key))
@@ -205,7 +207,7 @@ class Layers:
 
     def locate_real(self, key: str) -> str:
         """The real location of `key`, for a query about it. A missing file has a location that does not exist."""
-        return self.locate_upper(key) if self.is_own(key) else self.locate_lower(key) or self.locate_upper(key)
+        return self.locate(key) or self.locate_upper(key)
 
     def list_names(self, key: str) -> list[str]:
         """The names in the folder `key`, in the order of the disk; names that are not on the disk come last."""
@@ -233,11 +235,18 @@ class Layers:
 
     def is_untouched(self) -> bool:
         """Whether this rank's view equals the disk."""
-        return not self.used and not self.hidden and not self.notes.has_news()
+        return not self.used and not self.notes.has_news()
 
 
-def list_open_descriptors() -> Iterator[tuple[int, str]]:
-    """The open file descriptors of this process, with their paths."""
-    for descriptor in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # the descriptor of the listing itself is closed by now
-            yield int(descriptor), os.readlink(f"/proc/self/fd/{descriptor}")
+def list_open_files(process: str) -> Iterator[tuple[str, str, tuple[int, int]]]:
+    """The open files and the working folder of a process, as (descriptor, path, (device, inode)); nothing of another
+    user's process.
+
+    The process may end, or close a file, meanwhile. The working folder has "../cwd" as its descriptor.
+    """
+    with contextlib.suppress(OSError):
+        for descriptor in [*os.listdir(f"/proc/{process}/fd"), "../cwd"]:
+            place = f"/proc/{process}/fd/{descriptor}"
+            with contextlib.suppress(FileNotFoundError):
+                state = os.stat(place)
+                yield descriptor, os.readlink(place), (state.st_dev, state.st_ino)

@@ -15,10 +15,10 @@ import ctypes
 import glob
 import os
 import urllib.parse
-from typing import Any, TypeGuard
+from typing import Any
 
-from matex_tf.files import journal, overlay
-from matex_tf.files.functions import find_real_path
+from matex_tf.files import overlay
+from matex_tf.files.paths import call_with_converted, find_key, find_real_path, is_local, make_meta
 from matex_tf.runtime import real_files
 from matex_tf.runtime.hooks import Table, put_function
 
@@ -67,30 +67,16 @@ _NOTED = ("ParquetWriter.__init__", "write_dataset")
 
 
 def _find_place(path: Any, mode: str, creates_more_files: bool = False) -> Any:
-    """The real path that a library is to open. mode: "r" to read, else a mode of `find_real_path` to write."""
-    if mode != "r":
-        journal.note_change(path)
-        return find_real_path(path, mode, creates_more_files)
-    if os.path.isdir(path) and not _is_elsewhere(path):
-        return path  # a folder with files of the disk, perhaps also of this rank: no real folder has the files of both
-    return find_real_path(path, None)
+    """`find_real_path`. A folder to read stays if it has files of the disk: no real folder has the files of both."""
+    stays = mode == "r" and is_local(path) and os.path.isdir(path) and _has_files_of_disk(path)
+    return path if stays else find_real_path(path, mode, creates_more_files)
 
 
-def _is_elsewhere(folder: Any) -> bool:
-    """Whether all that this rank sees in `folder` is elsewhere than at its path on the disk.
-
-    It is so if the disk has no such folder, or if the rank sees only files of its own there.
-    """
-    view = overlay.get_view()
-    if view is None:
-        return False
+def _has_files_of_disk(folder: Any) -> bool:
+    """Whether this rank sees files of the disk in a folder that the view handles, perhaps next to files of its own."""
+    key = find_key(folder) if overlay.has_view() else None
     with real_files.use_real_files():
-        key = view.find_key(folder)  # None: the view does not handle the folder
-        return key is not None and (not os.path.isdir(key) or view.has_only_own(key))
-
-
-def _is_path(name: Any) -> TypeGuard[str | bytes | os.PathLike]:
-    return isinstance(name, (str, bytes, os.PathLike)) and "://" not in os.fsdecode(name)
+        return key is not None and os.path.isdir(key) and not overlay.get_own_view().has_only_own(key)
 
 
 def _is_file_system(value: Any) -> bool:
@@ -124,21 +110,17 @@ def _wrap_path_argument(name: str, index: int, mode: str) -> Any:
 
     def make(original: Any) -> Any:
         def function(*args, **kwargs):
-            if name not in kwargs and len(args) <= index:
-                return original(*args, **kwargs)  # no path: the library's own default or error
-            path = kwargs[name] if name in kwargs else args[index]
+            def find(path: Any) -> Any:
+                if name == "database":
+                    uri = kwargs.get("uri", args[_URI_INDEX] if len(args) > _URI_INDEX else False)
+                    return _find_database(path, bool(uri))
+                if mode == "r" and isinstance(path, (list, tuple)):
+                    return [_find_place(part, mode) for part in path]
+                return _find_place(path, mode)
+
             if any(map(_is_file_system, (*args[index + 1 :], *kwargs.values()))):
                 return original(*args, **kwargs)  # the path is one of another file system
-            if name == "database":
-                uri = kwargs.get("uri", args[_URI_INDEX] if len(args) > _URI_INDEX else False)
-                path = _find_database(path, bool(uri))
-            elif _is_path(path):
-                path = _find_place(path, mode)
-            elif mode == "r" and isinstance(path, (list, tuple)):
-                path = [_find_place(part, mode) if _is_path(part) else part for part in path]
-            if name in kwargs:
-                return original(*args, **{**kwargs, name: path})
-            return original(*args[:index], path, *args[index + 1 :], **kwargs)
+            return call_with_converted(original, args, kwargs, name, index, find)
 
         return function
 
@@ -158,7 +140,7 @@ def _wrap_memory_map(original: Any) -> Any:
     def memory_map(path, mode="r"):
         # Modes other than "r" and "rb" let the script write to the mapped file, whose content and size stay.
         file_mode = "r" if mode in ("r", "rb") else "a"
-        return original(_find_place(path, file_mode) if _is_path(path) else path, mode)
+        return original(_find_place(path, file_mode), mode)
 
     return memory_map
 
@@ -172,7 +154,7 @@ def _find_hdf5(name: Any, mode: str, fapl: Any = None) -> Any:
 
     driver = h5fd.SEC2 if fapl is None else fapl.get_driver()
     # Other drivers, such as the driver of MPI, open no file of one rank.
-    if not _is_path(name) or driver not in (h5fd.SEC2, h5fd.STDIO, h5fd.CORE):
+    if not is_local(name) or driver not in (h5fd.SEC2, h5fd.STDIO, h5fd.CORE):
         return name
     if driver == h5fd.CORE and fapl is not None and not fapl.get_fapl_core()[1]:
         mode = "r"  # a file in memory: it may be read from the disk, and is not written there
@@ -219,16 +201,8 @@ def _put_public(owner: Any, name: str, make: Any) -> None:
 
 @HOOKS.replace("netCDF4", "Dataset", _IF_HOOK_MISSING, put=_put_public)
 def _make_dataset(original: Any) -> Any:
-    class Meta(type(original)):  # type: ignore[misc]
-        """Makes instances of the original class, such as groups and MFDataset, count as instances of `Dataset`."""
-
-        def __instancecheck__(cls, instance: Any) -> bool:
-            return isinstance(instance, original) if cls is Dataset else super().__instancecheck__(instance)
-
-        def __subclasscheck__(cls, subclass: type) -> bool:
-            return issubclass(subclass, original) if cls is Dataset else super().__subclasscheck__(subclass)
-
-    class Dataset(original, metaclass=Meta):
+    # Groups and MFDataset count as instances.
+    class Dataset(original, metaclass=make_meta(original)):  # type: ignore[metaclass]
         __slots__ = ()
 
         def __init__(
@@ -236,7 +210,7 @@ def _make_dataset(original: Any) -> Any:
         ):
             # Files that all ranks open through MPI, and files in memory, are not a rank's own.
             is_in_memory = kwargs.get("memory") is not None or (diskless and not persist)
-            if _is_path(filename) and not kwargs.get("parallel") and not is_in_memory:
+            if not kwargs.get("parallel") and not is_in_memory:
                 file_mode = mode.rstrip("s")  # without the letter for unbuffered access
                 may_only_create = file_mode == "w" and not clobber
                 filename = _find_place(filename, "x" if may_only_create else file_mode)
@@ -251,8 +225,8 @@ def _wrap_netcdf_files(original: Any) -> Any:
         if isinstance(files, str) and "://" not in files:
             files = sorted(glob.glob(files)) or files
         if isinstance(files, (list, tuple)):
-            files = [_find_place(path, "r") if _is_path(path) else path for path in files]
-        if _is_path(kwargs.get("master_file")):
+            files = [_find_place(path, "r") for path in files]
+        if "master_file" in kwargs:
             kwargs["master_file"] = _find_place(kwargs["master_file"], "r")
         return original(self, files, *args, **kwargs)
 
@@ -266,7 +240,7 @@ def _wrap_netcdf_files(original: Any) -> Any:
 def _make_arrow_file(original: Any) -> Any:
     class OSFile(original):
         def __new__(cls, path, mode="r", *args, **kwargs):
-            return super().__new__(cls, _find_place(path, mode[0]) if _is_path(path) else path, mode, *args, **kwargs)
+            return super().__new__(cls, _find_place(path, mode[0]), mode, *args, **kwargs)
 
     return OSFile
 
@@ -275,6 +249,6 @@ def _make_arrow_file(original: Any) -> Any:
 def _make_arrow_csv(original: Any) -> Any:
     class CSVWriter(original):
         def __init__(self, sink, *args, **kwargs):
-            super().__init__(_find_place(sink, "w") if _is_path(sink) else sink, *args, **kwargs)
+            super().__init__(_find_place(sink, "w"), *args, **kwargs)
 
     return CSVWriter

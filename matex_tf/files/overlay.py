@@ -8,7 +8,6 @@ real if rank 0 is lost. Keys are canonical absolute paths. Callers of the view m
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import filecmp
@@ -16,7 +15,6 @@ import functools
 import os
 import shutil
 import stat
-from collections.abc import Iterator
 
 from matex_tf import settings
 from matex_tf.files import journal, layers, private_folder
@@ -100,22 +98,10 @@ def find_private_use() -> str:
         # A process with a working folder or open files of this rank counts as started by the script.
         for process in filter(str.isdigit, os.listdir("/proc")):
             if int(process) != os.getpid() and any(
-                path.startswith(root) or file in output_files for path, file in _list_used(process)
+                path.startswith(root) or file in output_files for _, path, file in layers.list_open_files(process)
             ):
                 return f"process {process}, started by the script, still prints or writes"
     return ""
-
-
-def _list_used(process: str) -> Iterator[tuple[str, tuple[int, int]]]:
-    """The working folder and the open files of a process, as (path, (device, inode)); empty for another user's process.
-
-    The process may end meanwhile.
-    """
-    with contextlib.suppress(OSError):
-        for name in ["cwd", *(f"fd/{name}" for name in os.listdir(f"/proc/{process}/fd"))]:
-            with contextlib.suppress(FileNotFoundError):
-                state = os.stat(f"/proc/{process}/{name}")
-                yield os.readlink(f"/proc/{process}/{name}"), (state.st_dev, state.st_ino)
 
 
 def take_over_files(became_first: bool) -> None:
@@ -138,15 +124,15 @@ def take_over_files(became_first: bool) -> None:
             links = [name for name in folders if os.path.islink(os.path.join(folder, name))]  # links to folders
             for name in names + links:
                 _install_file(os.path.join(folder, name), os.path.join(key, name))
-        for descriptor, path in list(layers.list_open_descriptors()):
+        for descriptor, path, _ in list(layers.list_open_files("self")):
             if path.startswith(view.root + os.sep) and os.path.isfile(path):  # not a file that was removed while open
-                _reopen_file(descriptor, path[len(view.root) :])
+                _reopen_file(int(descriptor), path[len(view.root) :])
         view.leave_layers()
 
 
 def _remove_hidden(view: View) -> None:
-    """Remove from the disk the files that this rank has removed (`view.hidden`) and rank 0 had not."""
-    for key in sorted(view.hidden):
+    """Remove from the disk the files that this rank has removed (`view.removed`) and rank 0 had not."""
+    for key in sorted(view.removed):
         inside = [os.path.join(top, name) for top, folders, files in os.walk(key) for name in (*folders, *files)]
         for path in [*sorted(inside, reverse=True), key]:  # the contents of a folder come before the folder
             if not os.path.lexists(path) or not view.is_hidden(path):

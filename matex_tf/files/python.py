@@ -1,4 +1,4 @@
-"""Installs the replacements of Python's file functions (`functions`) on ranks other than 0.
+"""Installs the replacements of Python's file functions (`queries`, `changes`) on ranks other than 0.
 
 Reads and writes of the script then go through `view.View`, which finds a file in the private folder of the rank or on
 the disk. The view does not handle temporary files, whose names differ between ranks, system folders, pipes and sockets.
@@ -6,7 +6,6 @@ the disk. The view does not handle temporary files, whose names differ between r
 
 from __future__ import annotations
 
-import functools
 import glob
 import importlib.machinery
 import inspect
@@ -16,14 +15,12 @@ import sys
 import tempfile
 from typing import Any
 
-from matex_tf.files import functions, overlay
+from matex_tf.files import changes, overlay, paths
+from matex_tf.files.queries import HOOKS, IF_HOOK_MISSING
 from matex_tf.runtime import real_files
-from matex_tf.runtime.hooks import Table
 
-HOOKS = Table()
-"""Installed if this rank has a view of its own."""
-
-_IF_HOOK_MISSING = "a rank does not see the files that it wrote itself"
+REPLACED = [(sys.modules[hook.module], hook.name) for hook in HOOKS]
+"""Modules and names of the functions whose references in other modules are replaced with them."""
 
 
 def install() -> None:
@@ -38,32 +35,6 @@ def install_view() -> None:
     HOOKS.install()
     _replace_captured(originals)
     sys.meta_path.insert(sys.meta_path.index(importlib.machinery.PathFinder), _MergedFinder)
-
-
-for _module, _names, _make in (
-    ("builtins io", "open", functions.wrap_open),
-    ("os", "open", functions.wrap_os_open),
-    ("os", "stat access statvfs getxattr listxattr", functions.wrap_query),
-    ("os", "lstat readlink", functools.partial(functions.wrap_query, of_link=True)),
-    ("os", "truncate utime chmod chown setxattr removexattr", functions.wrap_change),
-    ("os", "mkdir", functions.wrap_mkdir),
-    ("os", "rmdir", functions.wrap_rmdir),
-    ("os", "remove unlink", functions.wrap_remove),
-    ("os", "rename replace", functions.wrap_rename),
-    ("os", "link", functions.wrap_link),
-    ("os", "symlink", functions.wrap_symlink),
-    ("os", "listdir", functions.wrap_listdir),
-    ("os", "scandir", functions.wrap_scandir),
-    ("os", "chdir", functions.wrap_chdir),
-    ("os", "fchdir", functions.wrap_fchdir),
-    ("os", "getcwd", functions.wrap_getcwd),
-    ("shutil", "rmtree", functions.wrap_rmtree),
-):
-    # Some of the functions exist on Linux only.
-    _existing = [name for name in _names.split() if hasattr(sys.modules[_module.split()[0]], name)]
-    HOOKS.replace(_module, " ".join(_existing), _IF_HOOK_MISSING)(_make)
-REPLACED = [(sys.modules[hook.module], hook.name) for hook in HOOKS]
-"""Modules and names of the functions whose references in other modules are replaced with them."""
 
 
 def _replace_captured(originals: list[tuple[Any, Any, str]]) -> None:
@@ -88,27 +59,20 @@ def _replace_captured(originals: list[tuple[Any, Any, str]]) -> None:
                 setattr(owner, name, staticmethod(new) if isinstance(owner, type) else new)
 
 
-@HOOKS.replace("numpy.lib._datasource", "_file_openers._file_openers", _IF_HOOK_MISSING, optional=True)
+@HOOKS.replace("numpy.lib._datasource", "_file_openers._file_openers", IF_HOOK_MISSING, optional=True)
 def _renew_openers(original: Any) -> Any:
     """NumPy has a table of `open` functions by file extension; the entry None is for plain files."""
     return {**original, None: open}
 
 
-@HOOKS.replace("io", "FileIO", _IF_HOOK_MISSING)
+@HOOKS.replace("io", "FileIO", IF_HOOK_MISSING)
 def _make_file_class(original: Any) -> Any:
-    """A class that opens files by the replaced `os.open`; the original one opens them in C code.
+    """A class that opens files by the replaced `os.open`; the original one opens them in C code."""
 
-    C code still makes objects of the original class, as for `open`. They count as instances of the new one (`Meta`).
-    """
-
-    class Meta(type(original)):  # type: ignore[misc]
-        def __instancecheck__(cls, instance: Any) -> bool:
-            return isinstance(instance, original) if cls is FileIO else super().__instancecheck__(instance)
-
-    class FileIO(original, metaclass=Meta):
+    class FileIO(original, metaclass=paths.make_meta(original)):  # type: ignore[metaclass]
         def __init__(self, file, mode="r", closefd=True, opener=None):
             if opener is None and not isinstance(file, int):
-                opener = functions.open_for_all
+                opener = changes.open_for_all
             super().__init__(file, mode, closefd, opener)
 
     return FileIO
@@ -125,7 +89,7 @@ class _MergedFinder:
 
 def _list_layers(entry: str) -> list[str]:
     """The folders of both layers for `entry` of the path, in the order of the search. "": the working folder."""
-    key = functions.find_key(entry or os.curdir, reads_only=True)
+    key = paths.find_key(entry or os.curdir, reads_only=True)
     if key is None:
         return [entry]
     with real_files.use_real_files():
@@ -138,7 +102,7 @@ def _list_layers(entry: str) -> list[str]:
 
 def _find_loadable(path: Any) -> Any:
     """This rank's location of the file `path`; `path` itself if it is on the disk, or missing."""
-    key = functions.find_key(path, reads_only=True)
+    key = paths.find_key(path, reads_only=True)
     if key is None:
         return path
     with real_files.use_real_files():
@@ -148,10 +112,8 @@ def _find_loadable(path: Any) -> Any:
 
 
 _LOADERS = "FileLoader.__init__ ExtensionFileLoader.__init__"
-HOOKS.replace("importlib._bootstrap_external", _LOADERS, _IF_HOOK_MISSING)(
-    functions.wrap_argument("path", _find_loadable)
-)
-HOOKS.replace("io _io", "open_code", _IF_HOOK_MISSING)(functions.wrap_argument("path", _find_loadable))
+HOOKS.replace("importlib._bootstrap_external", _LOADERS, IF_HOOK_MISSING)(paths.wrap_argument("path", _find_loadable))
+HOOKS.replace("io _io", "open_code", IF_HOOK_MISSING)(paths.wrap_argument("path", _find_loadable))
 
 
 def _may_refer(module: str) -> bool:
@@ -160,7 +122,7 @@ def _may_refer(module: str) -> bool:
     return module.split(".")[0] not in unchanged
 
 
-@HOOKS.replace("tempfile", "_mkstemp_inner mkdtemp", _IF_HOOK_MISSING)
+@HOOKS.replace("tempfile", "_mkstemp_inner mkdtemp", IF_HOOK_MISSING)
 def _wrap_temporary(original: Any) -> Any:
     """Temporary files and folders belong to their rank already, so the view does not handle them. It does handle them
     in a folder that is not on the disk for this rank: the script has created the folder, and rank 0 may be behind.
@@ -169,7 +131,7 @@ def _wrap_temporary(original: Any) -> Any:
 
     def make(*args, **kwargs):
         folder = signature.bind(*args, **kwargs).arguments.get("dir") or tempfile.tempdir
-        key = functions.find_key(folder)
+        key = paths.find_key(folder)
         with real_files.use_real_files():
             view = overlay.get_own_view()
             if key is None or view.is_folder_of_disk(key):
@@ -184,7 +146,7 @@ def _wrap_temporary(original: Any) -> Any:
 _REMOVAL = "close" if sys.version_info < (3, 12) else "cleanup"  # the method that removes a `NamedTemporaryFile`
 
 
-@HOOKS.replace("tempfile", f"_TemporaryFileCloser.{_REMOVAL}", _IF_HOOK_MISSING, takes="unlink")
+@HOOKS.replace("tempfile", f"_TemporaryFileCloser.{_REMOVAL}", IF_HOOK_MISSING, takes="unlink")
 def _wrap_removal(original: Any) -> Any:
     """The default of `unlink` is the original function, which finds no file that the view handles."""
 

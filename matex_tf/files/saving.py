@@ -7,6 +7,7 @@ moment, so rank 0 writes atomically: to a temporary path, which it renames when 
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import os
 import sys
@@ -17,8 +18,8 @@ import numpy as np
 
 from matex_tf import ops, settings
 from matex_tf.files import delivery, journal, overlay
-from matex_tf.files.functions import Proxy, find_real_path
-from matex_tf.runtime import atomic, objects, real_files, shutdown, watchdog
+from matex_tf.files.paths import Proxy, find_real_path
+from matex_tf.runtime import atomic, first_rank, objects, real_files, shutdown, watchdog
 from matex_tf.runtime.keras_table import KerasTable
 from matex_tf.steps import events, pieces
 from matex_tf.thread_flag import ThreadFlag, is_main_thread
@@ -30,12 +31,8 @@ _IF_HOOK_MISSING = "each rank writes the file that a script saves"
 _OF_KERAS = "saving.saving_api:save_model save_weights"
 
 _is_inside = ThreadFlag()
-"""Set while this thread writes a save (`_save_plainly`). Functions that this save calls write a part of it, and do not
-begin a save of their own.
-"""
-_is_atomic = ThreadFlag()
-"""Set while this thread writes a save to a temporary path. The functions that it calls get paths there, and need no
-further temporary path.
+"""Set while this thread writes a save. Functions that this save calls write a part of it, and begin no save of their
+own: other ranks may not call them.
 """
 _is_by_clock = ThreadFlag()
 """Set in TensorFlow's hook that can save after some seconds, which end at a different moment on each rank: ranks do not
@@ -58,18 +55,9 @@ def _wrap_save(original: Any) -> Any:
         path = _find_path(call)
         # A single rank has nothing to agree on. Without a local path, each rank saves by itself: a buffer or an open
         # file is its own, and a URL is no local file, which could be renamed or delivered.
-        if not world.is_active() or path is None:
+        if _is_inside or not world.is_active() or path is None:
             return original(*args, **kwargs)
-        # A save of this rank has called this function, to write a part or the whole. Other ranks may not call it, so
-        # this rank does not wait for them.
-        if _is_inside:
-            return _write_whole(original, call, path)
-        # A measurement by `matex plan`: each rank saves to its private folder.
-        if _is_measured():
-            place = find_real_path(path, "w")
-            _set_path(call, place)
-            return _save_plainly(lambda: _write_whole(original, call, place))
-        return _save_once(lambda: _write_whole(original, call, path), path, original.__name__)
+        return _save_once(functools.partial(_write_whole, original, call), path, path, original.__name__)
 
     return save
 
@@ -81,25 +69,21 @@ def _find_path(call: inspect.BoundArguments) -> str | None:
     return os.fspath(path) if isinstance(path, (str, os.PathLike)) and "://" not in os.fspath(path) else None
 
 
-def _set_path(call: inspect.BoundArguments, path: str) -> None:
-    """Change the path to which a call saves, its second argument."""
-    call.arguments[list(call.arguments)[1]] = path
-
-
 def _write_whole(original: Any, call: inspect.BoundArguments, path: str) -> Any:
-    """Make the call on this rank alone, and return its result. The file appears at `path` when it is complete."""
-    if _is_atomic:
-        return original(*call.args, **call.kwargs)
+    """Make the call, with `path` as its second argument, on this rank alone, and return its result.
+
+    The file appears at `path` when it is complete.
+    """
     # Keras would look for a file at the temporary path, and never ask.
     if not call.arguments.get("overwrite", True):
         if os.path.exists(path) and not _ask_to_overwrite(original, path):
             return None
         call.arguments["overwrite"] = True
-    with atomic.write_beside(path, make_folder=_makes_folder(original, path)) as place:
-        _set_path(call, place)
-        with _is_atomic.set(place != path):  # both are equal if the file must be written in place, such as a pipe
-            result = original(*call.args, **call.kwargs)
-    text = _find_path_text(result)  # if the result is a path, it contains the temporary path `place`
+    # `place` is `path` if the file must be written in place, such as a pipe.
+    with atomic.write_beside(path, make_folder=_makes_folder(original, path)) as place, _is_inside.set():
+        call.arguments[list(call.arguments)[1]] = place
+        result = original(*call.args, **call.kwargs)
+    text = _find_path_text(result)  # if the result is a path, it contains `place`
     if place == path or text is None:
         return result
     text = text.replace(place, path)
@@ -124,48 +108,46 @@ def _is_measured() -> bool:
     return settings.get_settings().plan is not None and overlay.get_view() is not None
 
 
-def _save_plainly(write: Callable[[], Any]) -> Any:
-    """Call `write` on this rank alone, on the real files: no path is redirected, and the journal notes no change."""
-    with _is_inside.set(), real_files.use_real_files():
-        return write()
-
-
-def _save_once(write: Callable[[], Any], path: str, name: str) -> Any:
-    """Rank 0 calls `write`; every rank returns its result, once the file at `path` exists for the rank. Collective.
+def _save_once(write: Callable[[str], Any], path: str, saved: str, name: str) -> Any:
+    """Rank 0 calls `write(path)`; every rank returns its result, once the file exists for the rank. Collective.
 
     Another rank might still read the old file. So rank 0 writes after all ranks have arrived. But three kinds of saves
     come at a different time on each rank: on a thread of the script, in a hook that depends on the clock, and after the
     end of the script. For these, ranks do not wait: rank 0 writes, and other ranks return the path at once.
+
+    Args:
+        saved: the path of the file that `write` makes.
+        name: the name of the function that saves.
     """
+    if _is_measured():
+        place = find_real_path(path, "w")
+        with real_files.use_real_files():
+            return write(place)
     if not _is_called_by_all():
-        # Without `_save_plainly`: rank 0's change is noted in the journal, as other ranks may still need the old file.
-        return write() if world.get_world().rank == 0 else path
-    return membership.attempt_collectives(f"saving ({name})", lambda: _save_together(write, path, name))
+        # Not on the real files: rank 0's change is noted in the journal, as other ranks may still need the old file.
+        return write(path) if world.get_world().rank == 0 else saved
+    return membership.attempt_collectives(f"saving ({name})", lambda: _save_together(write, path, saved, name))
 
 
-def _save_together(write: Callable[[], Any], path: str, name: str) -> Any:
+def _save_together(write: Callable[[str], Any], path: str, saved: str, name: str) -> Any:
     """`_save_once` for a call that all ranks make: they meet, and wait until rank 0 has written. Collective."""
-    is_first = world.get_world().rank == 0
-    result = error = None
+    results: list[Any] = []  # on rank 0; only a path is sent to the others
+
+    def save() -> tuple[str, str | None]:
+        with real_files.use_real_files():  # no path is redirected, and the journal notes no change
+            results.append(write(path))
+        return saved, _find_path_text(results[0])
+
     ops.records.mark_between_steps()  # records do not count the time as part of a step
     pieces.make_all_whole()  # rank 0 reads the variables without the other ranks
     events.ranks_meet("saving")  # with the strategy `local`, ranks average their weights
-    objects.barrier(f"saving ({name})")
-    if is_first:
-        try:
-            with watchdog.excuse_wait(f"saving to {path}", watchdog.SAVING_FACTOR):
-                result = _save_plainly(write)
-        except Exception as raised:
-            error = raised
-    # Only the outcome of rank 0 is sent: its path, its result if that is a path, and its error.
-    outcome = (path, _find_path_text(result), None if error is None else f"{type(error).__name__}: {error}")
-    path_of_0, text, failure = objects.broadcast(outcome, f"saving ({name})")
-    if error is not None:
-        raise error
-    if failure is not None:
-        raise OSError(f"rank 0 could not save to {path_of_0}: {failure}")
-    delivery.deliver_file(path)  # waits until this rank can read the file; rank 0 sends it to hosts that do not see it
-    return result if is_first or text is None else text.replace(path_of_0, path)
+    what = f"saving ({name})"
+    objects.barrier(what)
+    path_of_0, text = first_rank.run_on_first(save, what, f"saving to {saved}", watchdog.SAVING_FACTOR)
+    delivery.deliver_file(saved)  # waits until this rank can read it; rank 0 sends it to hosts that do not see it
+    if results:
+        return results[0]
+    return None if text is None else text.replace(path_of_0, saved)
 
 
 class _WholeFiles(Proxy):
@@ -191,8 +173,7 @@ HOOKS.replace_in(
 
 def _is_called_by_all() -> bool:
     """Whether all ranks make the save that this thread makes now, and can wait for one another."""
-    is_main = is_main_thread()
-    return is_main and not _is_by_clock and not shutdown.have_all_ended()
+    return is_main_thread() and not (_is_by_clock or _is_measured() or shutdown.have_all_ended())
 
 
 def _find_path_text(result: Any) -> str | None:
@@ -219,19 +200,17 @@ def _wrap_clocked_save(original: Any) -> Any:
 def _wrap_saver(original: Any) -> Any:
     def save(self, sess, save_path, global_step=None, latest_filename=None, *args, **kwargs):
         # Not to a temporary path: a Saver records the path, in its list and in the file of the last checkpoints.
-        def write(place: Any = save_path) -> Any:
+        def write(place: Any) -> Any:
             return original(self, sess, place, global_step, latest_filename, *args, **kwargs)
 
         if not world.is_active() or _is_inside:
-            return write()
-        if _is_measured():  # each rank saves to its private folder
-            place = find_real_path(os.fspath(save_path), "w")
-            return _save_plainly(lambda: write(place))
-        path = _name_checkpoint(sess, os.fspath(save_path), global_step)
-        result = _save_once(write, path, "Saver.save")
+            return write(save_path)
+        path = os.fspath(save_path)
+        saved = _name_checkpoint(sess, path, global_step)
+        result = _save_once(write, path, saved, "Saver.save")
         # Rank 0 has also changed the file that names the last checkpoints, and the Saver's list of them.
         if _is_called_by_all():
-            delivery.deliver_file(os.path.join(os.path.dirname(path), latest_filename or "checkpoint"))
+            delivery.deliver_file(os.path.join(os.path.dirname(saved), latest_filename or "checkpoint"))
             self._last_checkpoints = objects.broadcast(self._last_checkpoints, "the checkpoints of a Saver")
         return result
 

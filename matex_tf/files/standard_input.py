@@ -16,7 +16,7 @@ from typing import Any
 
 from matex_tf import ops, settings
 from matex_tf.files import overlay
-from matex_tf.runtime import objects, watchdog
+from matex_tf.runtime import first_rank, objects, watchdog
 from matex_tf.runtime.hooks import Table
 from matex_tf.world import task_environment, world
 
@@ -88,17 +88,9 @@ class _SharedInput(io.RawIOBase):
 def _read_for_all(count: int) -> bytes:
     """At most `count` bytes that rank 0 reads, or its error, on every rank. Collective."""
     ops.records.mark_between_steps()  # the time of reading is no part of a training step
-    outcome: tuple[bytes, OSError | None] = b"", None
-    if world.get_world().rank == 0:
-        # The other ranks wait longer than usual before the watchdog ends the job.
-        with watchdog.excuse_wait("reading standard input", watchdog.SAVING_FACTOR):
-            try:
-                outcome = os.read(_open_input(), count), None
-            except OSError as error:
-                outcome = b"", error
-    data, failure = objects.broadcast(outcome, "standard input")
-    if failure is not None:
-        raise failure
+    data: bytes = first_rank.run_on_first(
+        lambda: os.read(_open_input(), count), "standard input", "reading standard input", watchdog.SAVING_FACTOR
+    )
     return data
 
 

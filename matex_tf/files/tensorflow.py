@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf.files import journal, overlay
-from matex_tf.files.functions import Proxy, find_real_path, wrap_argument
+from matex_tf.files import journal, journal_reader, overlay
+from matex_tf.files.paths import Proxy, find_real_path, is_local, wrap_argument
 from matex_tf.lazy import tf
 from matex_tf.runtime import real_files
 from matex_tf.runtime.hooks import Table, put_function
@@ -40,11 +40,6 @@ _FILE_STREAM = "file://"
 
 # Paths. Functions `_find_...` map a path of the script to the real path. They return the URL of remote storage,
 # such as gs://..., as it is; also a tensor, except for `_find_all_readable`, which finds the paths in it.
-
-
-def is_local(path: Any) -> bool:
-    """Whether `path` names a file of this machine: it is no tensor, and no URL such as gs://..."""
-    return isinstance(path, (str, bytes, os.PathLike)) and b"://" not in os.fsencode(path)
 
 
 def _match_type(given: Any, path: Any) -> Any:
@@ -68,23 +63,23 @@ def _make_error(number: Any, path: Any) -> Exception:
 
 
 def _find_readable(path: Any) -> Any:
-    return _match_type(path, find_real_path(path, None)) if is_local(path) else path
+    return find_real_path(path, "r")
 
 
 def _find_writable(path: Any, mode: str = "w") -> Any:
-    journal.note_change(path)
-    return _match_type(path, _raise_as_tensorflow(find_real_path, path, mode)) if is_local(path) else path
+    return _raise_as_tensorflow(find_real_path, path, mode)
 
 
 def _find_folder(path: Any) -> Any:
     """The real path of a log folder. Ranks with a view create the folder, as TensorFlow would."""
-    if not is_local(path):
-        return path
-    journal.note_change(path)
-    if overlay.get_view() is None:
-        return path
-    _raise_as_tensorflow(os.makedirs, path, exist_ok=True)
-    return _match_type(path, find_real_path(path, "a"))
+    _create_folder(path)
+    return _find_writable(path, "a")
+
+
+def _create_folder(path: Any) -> None:
+    """Ranks with a view create the folder `path` in it; "": the working folder."""
+    if is_local(path) and overlay.get_view() is not None:
+        _raise_as_tensorflow(os.makedirs, path or os.curdir, exist_ok=True)
 
 
 # TensorFlow's functions on files, records and checkpoints
@@ -97,6 +92,12 @@ class _Files(Proxy):
     def _has_view(self, *paths: Any) -> bool:
         """Whether this rank has a view of the files, in which `paths` are."""
         return overlay.get_view() is not None and not real_files.uses_real_files() and all(map(is_local, paths))
+
+    def _call(self, name: str, of_python: Callable[..., Any], path: Any) -> Any:
+        """The result of a function on one path: in this rank's view the result of Python's function `of_python`."""
+        if self._has_view(path):
+            return _raise_as_tensorflow(of_python, path)
+        return getattr(self._original, name)(path)
 
     def BufferedInputStream(self, name: Any, *args: Any) -> Any:
         return self._original.BufferedInputStream(_find_readable(name), *args)
@@ -112,7 +113,7 @@ class _Files(Proxy):
             raise _make_error(errno.ENOENT, path)
 
     def IsDirectory(self, path: Any) -> Any:
-        return os.path.isdir(path) if self._has_view(path) else self._original.IsDirectory(path)
+        return self._call("IsDirectory", os.path.isdir, path)
 
     def Stat(self, path: Any) -> Any:
         if self._has_view(path):
@@ -120,42 +121,29 @@ class _Files(Proxy):
         return self._original.Stat(_find_readable(path))
 
     def GetChildren(self, path: Any) -> Any:
-        if self._has_view(path):
-            return _raise_as_tensorflow(os.listdir, os.fsdecode(path))
-        return self._original.GetChildren(path)
+        return self._call("GetChildren", lambda folder: os.listdir(os.fsdecode(folder)), path)
 
     def GetMatchingFiles(self, pattern: Any) -> Any:
         return _list_matching(os.fsdecode(pattern)) if is_local(pattern) else self._original.GetMatchingFiles(pattern)
 
     def CreateDir(self, path: Any) -> Any:
-        if self._has_view(path):
-            return _raise_as_tensorflow(os.mkdir, path)
         journal.note_change(path)
-        return self._original.CreateDir(path)
+        return self._call("CreateDir", os.mkdir, path)
 
     def RecursivelyCreateDir(self, path: Any) -> Any:
-        if self._has_view(path):
-            return _raise_as_tensorflow(os.makedirs, path, exist_ok=True) if os.fsdecode(path) else None
         if is_local(path):
-            folder, missing = os.path.abspath(os.fsdecode(path)), []
-            while not os.path.lexists(folder):
-                missing.append(folder)
-                folder = os.path.dirname(folder)
-            for folder in reversed(missing):
+            folders = list(journal_reader.list_parents(os.path.abspath(os.fsdecode(path))))
+            for folder in reversed([folder for folder in folders if not os.path.lexists(folder)]):
                 journal.note_change(folder)
-        return self._original.RecursivelyCreateDir(path)
+        return self._call("RecursivelyCreateDir", lambda name: os.makedirs(name or os.curdir, exist_ok=True), path)
 
     def DeleteFile(self, path: Any) -> Any:
-        return self._remove("DeleteFile", os.remove, path)
+        journal.note_change(path, removed=True)
+        return self._call("DeleteFile", os.remove, path)
 
     def DeleteRecursively(self, path: Any) -> Any:
-        return self._remove("DeleteRecursively", shutil.rmtree, path)
-
-    def _remove(self, name: str, of_python: Callable[..., Any], path: Any) -> Any:
-        if self._has_view(path):
-            return _raise_as_tensorflow(of_python, path)
         journal.note_change(path, removed=True)
-        return getattr(self._original, name)(path)
+        return self._call("DeleteRecursively", shutil.rmtree if os.path.isdir(path) else os.remove, path)
 
     def RenameFile(self, source: Any, target: Any, overwrite: bool) -> Any:
         if self._has_view(source, target):
@@ -198,7 +186,7 @@ def _find_prefix(prefix: Any) -> Any:
     if not is_local(prefix):
         return prefix
     index = os.fsdecode(prefix) + _INDEX_SUFFIX
-    place = os.fsdecode(find_real_path(index, None))
+    place = find_real_path(index, "r")
     if place == os.path.realpath(index):  # on the disk, perhaps behind links: the script's own path is right
         return prefix
     return _match_type(prefix, place.removesuffix(_INDEX_SUFFIX))
@@ -252,15 +240,9 @@ def _find_in_tensor(names: Any, find: Callable[[Any], Any]) -> Any:
     return paths
 
 
-def _create_folder(path: Any) -> None:
-    """Ranks with a view create the folder of the file `path` in it."""
-    if overlay.get_view() is not None:
-        _raise_as_tensorflow(os.makedirs, os.path.dirname(path) or os.curdir, exist_ok=True)
-
-
 def _prepare_file(path: Any) -> Any:
     """The real path of a file that an op writes. Creates the folder of the file, as the op would."""
-    _create_folder(path)
+    _create_folder(os.path.dirname(path))
     return _find_writable(path)
 
 
@@ -288,10 +270,10 @@ def _find_cache(name: Any) -> Any:
     if not os.fspath(name):
         return name
     index = os.fsdecode(name) + _INDEX_SUFFIX
-    mode = None if os.path.exists(index) else "w"
-    if mode is not None:
-        _create_folder(index)
-    place = os.fsdecode(_raise_as_tensorflow(find_real_path, index, mode, creates_more_files=True))
+    mode = "r" if os.path.exists(index) else "w"
+    if mode == "w":
+        _create_folder(os.path.dirname(index))
+    place = _raise_as_tensorflow(find_real_path, index, mode, creates_more_files=True)
     return _match_type(name, place[: -len(_INDEX_SUFFIX)])
 
 

@@ -3,8 +3,8 @@
 Only rank 0 changes the disk. Another rank writes its own files, which are in the upper layer. If it removes a file of
 the disk, the file stays there, and its key is hidden: this rank no longer sees it. The key of a file is its canonical
 absolute path, such as `/home/me/log.txt`. Its place in the upper layer is `root + key`, below the private folder.
-`Layers` describes all fields, also `_shown`, `_used` and `_uncached`. Each change here updates `known`, its cache of
-locations.
+`Layers` describes all fields, also `removed`, `_changed` and `_uncached`. Each change here is recorded by
+`mark_changed`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Container
 from typing import Any
 
 from matex_tf.files import journal, journal_reader, private_folder
-from matex_tf.files.layers import Layers, list_open_descriptors
+from matex_tf.files.layers import Layers, list_open_files
 from matex_tf.world import world
 
 
@@ -31,38 +31,31 @@ class View(Layers):
         self._limit = private_folder.Limit(self.root)
         os.register_at_fork(before=self._limit.start_watching)  # for files of the child process
 
-    def share_with_child(self) -> dict[str, Any]:
+    def share_with_child(self) -> tuple[Any, ...]:
         """The arguments of `adopt`, for a child process that is not forked. From now on the size of the folder is
         watched, because the child may make files.
         """
         self._limit.start_watching()
-        folder = os.path.dirname(self.root)
-        return {
-            "folder": folder, "notes": self.notes.describe(), "hidden": self.hidden, "shown": self._shown,
-            "excluded": self._excluded,
-        }  # fmt: skip
+        return os.path.dirname(self.root), self.notes.describe(), self.removed, self._excluded
 
     @classmethod
-    def adopt(cls, folder: str, notes: dict[str, Any], hidden: set[str], shown: set[str], excluded: set[str]) -> View:
+    def adopt(cls, folder: str, notes: tuple[Any, ...], removed: dict[str, bool], excluded: set[str]) -> View:
         """In a child process: the view of the rank that has started the process, from its `share_with_child`."""
-        view = cls(folder, journal.Journal.adopt(**notes))
-        view.hidden, view._shown, view._excluded = hidden, shown, excluded
-        view._used = view._has_links = True
+        view = cls(folder, journal.Journal.adopt(*notes))
+        view.removed, view._excluded = removed, excluded
+        view.mark_changed(os.sep)  # the rank may write files and links, also later
+        view._has_links = True
         view._limit.stop_watching()  # the rank watches the size of the folder
         view.known.note_child()
         return view
 
     def show_file(self, key: str) -> None:
         """Use the file `key` of the disk, saved by rank 0 for all, even if this rank has written or removed it."""
-        try:
-            if self.is_own(key) or self.is_hidden(key):
-                self._hide_key(key)  # removes this rank's own file
-                self.hidden.discard(key)
-                self._shown.add(key)
-                # This rank sees the folder of the file again, if it has removed the folder.
-                os.makedirs(os.path.dirname(self.locate_upper(key)), exist_ok=True)
-        finally:
-            self.known.forget_places()
+        if self.is_own(key) or self.is_hidden(key):
+            self._hide_key(key)  # removes this rank's own file
+            self.removed[key] = False
+            # This rank sees the folder of the file again, if it has removed the folder.
+            self._make_upper_folder(os.path.dirname(key))
 
     def list_own_on_disk(self) -> set[str]:
         """The keys of this rank's own files that also exist on the disk."""
@@ -82,28 +75,24 @@ class View(Layers):
         `own`: the result of `list_own_on_disk` before the command.
         """
         self.return_to_disk()
-        try:
-            # The script had removed these keys on all ranks; the command has created them.
-            for key in filter(os.path.lexists, self.hidden.copy()):
-                self.hidden.discard(key)
-                self._shown.add(key)
-            open_paths = {path for _, path in list_open_descriptors()}
-            for key in own:
-                place = self.locate_upper(key)
-                if not os.path.lexists(key):
-                    self._hide_key(key)
-                    continue
-                are_files = os.path.isfile(key) and os.path.isfile(place)
-                may_replace = place not in open_paths or key in written
-                if are_files and may_replace and not filecmp.cmp(key, place, shallow=False):
-                    os.unlink(place)
-                    shutil.copy2(key, place)
-        finally:
-            self.known.forget_places()
+        # The script had removed these keys on all ranks; the command has created them.
+        self.removed |= {key: False for key in self.removed if os.path.lexists(key)}
+        open_paths = {path for _, path, _ in list_open_files("self")}
+        for key in own:
+            place = self.locate_upper(key)
+            if not os.path.lexists(key):
+                self._hide_key(key)
+                continue
+            are_files = os.path.isfile(key) and os.path.isfile(place)
+            may_replace = place not in open_paths or key in written
+            if are_files and may_replace and not filecmp.cmp(key, place, shallow=False):
+                os.unlink(place)
+                shutil.copy2(key, place)
+        self.known.forget()
 
     def locate_readable(self, key: str) -> str:
         """The real path for reading `key`."""
-        place = self.locate_upper(key) if self.is_own(key) else self.locate_lower(key)
+        place = self.locate(key)
         if place is not None:
             return place
         # For this rank `key` does not exist. The disk may have it: rank 0 is ahead, or this rank has removed it. Then
@@ -125,7 +114,8 @@ class View(Layers):
         """
         if not os.path.isdir(key):  # the disk is read before the notes, as in `locate_lower`
             return False
-        has_shown = any(key in journal_reader.list_parents(path) for path in self._shown)
+        shown = [path for path, is_hidden in self.removed.items() if not is_hidden]
+        has_shown = any(key in journal_reader.list_parents(path) for path in shown)
         return self.locate_lower(key) == key or (has_shown and self.notes.find_before(key) is None)
 
     def locate_for_child(self, key: str) -> str:
@@ -154,16 +144,13 @@ class View(Layers):
     def prepare_write(self, key: str, keep: bool, exclusive: bool = False) -> str:
         """The real path for writing `key`. Raises OSError as the system would.
 
-        The caller opens this path for writing, which may create the file, and then calls `confirm_written`. keep: the
-        file first has the present content of `key`. exclusive: the caller may create a file, but not change one.
+        The caller opens this path for writing, which may create the file. keep: the file first has the present content
+        of `key`. exclusive: the caller may create a file, but not change one.
         """
-        self._used = True
         self._limit.start_watching()
         if self.is_own(key):
             return self.locate_upper(key)
-        # The caller creates the file after this call, so its location is not cached before `confirm_written`.
-        self._uncached.add(key)
-        self.known.update_place(key)
+        self.mark_changed(key)
         lower = self.locate_lower(key)
         if lower is None:  # a new file
             self.ensure_folder(os.path.dirname(key))
@@ -184,16 +171,12 @@ class View(Layers):
             self.ask_until_steady(lambda: shutil.copy2(self.locate_lower(key) or lower, self.locate_upper(key)))
         return self.locate_upper(key)
 
-    def confirm_written(self, key: str) -> None:
-        """Record that the file of `prepare_write` exists now."""
-        self._uncached.discard(key)
-        self.known.update_place(key, self.locate_upper(key))
-
     def return_to_disk(self) -> None:
         """If the working folder is in the upper layer, change to the same folder on the disk, if it exists there."""
-        folder = os.getcwd()
-        if folder.startswith(self.root + os.sep) and os.path.isdir(folder[len(self.root) :]):
-            os.chdir(folder[len(self.root) :])
+        real_folder = os.getcwd()
+        folder = self.strip_root(real_folder)
+        if folder != real_folder and os.path.isdir(folder):
+            os.chdir(folder)
 
     def leave_layers(self) -> None:
         """Use the real files from now on, because rank 0 was lost and this rank becomes the first.
@@ -222,20 +205,23 @@ class View(Layers):
                     raise make_error(errno.EACCES, key)
             elif not (os.path.isdir(key) and self._may_use_new(key)):
                 raise make_error(errno.ENOTDIR if self.exists(key) else errno.ENOENT, key)
-            missing = [path for path in journal_reader.list_parents(key) if not self.is_own(path)]
-            for path in reversed(missing):  # outermost first
-                with contextlib.suppress(FileExistsError):  # another thread was faster
-                    os.mkdir(self.locate_upper(path))
-                self.known.update_place(path)
-        self._used = True
+            self._make_upper_folder(key)
         return self.locate_upper(key)
+
+    def _make_upper_folder(self, key: str) -> None:
+        """Create the folder of the upper layer for `key`, and its missing parents."""
+        missing = [path for path in journal_reader.list_parents(key) if not self.is_own(path)]
+        for path in reversed(missing):  # outermost first
+            with contextlib.suppress(FileExistsError):  # another thread was faster
+                os.mkdir(self.locate_upper(path))
+            self.mark_changed(path)
 
     def make_folder(self, key: str, mode: int = 0o777) -> None:
         if self.exists(key):
             raise make_error(errno.EEXIST, key)
         self.ensure_folder(os.path.dirname(key))
         os.mkdir(self.locate_upper(key), mode)
-        self.known.update_place(key)
+        self.mark_changed(key)
 
     def remove_file(self, key: str, folder: bool = False) -> None:
         """Remove the file `key`; with `folder`, the empty folder `key`."""
@@ -248,7 +234,7 @@ class View(Layers):
                 raise make_error(errno.EISDIR, key)
             if folder and self.list_names(key):
                 raise make_error(errno.ENOTEMPTY, key)
-        self._hide_key(key, has_contents=folder or kind is None or stat.S_ISLNK(kind))
+        self._hide_key(key, may_have_links=folder or kind is None or stat.S_ISLNK(kind))
 
     def remove_tree(self, key: str) -> None:
         kind = self._find_mode(key)
@@ -263,7 +249,7 @@ class View(Layers):
         Raises:
             FileNotFoundError: `key` does not exist for this rank.
         """
-        place = self.locate_upper(key) if self.is_own(key) else self.locate_lower(key)
+        place = self.locate(key)
         if place is not None:
             try:
                 return os.lstat(place).st_mode
@@ -278,34 +264,29 @@ class View(Layers):
             raise make_error(errno.ENOENT, key)
         return None
 
-    def _hide_key(self, key: str, has_contents: bool = True) -> None:
+    def _hide_key(self, key: str, may_have_links: bool = True) -> None:
         """Remove `key` from the upper layer, and hide it in the lower one.
 
-        has_contents: `key` may be a folder, or a link to one. Then paths below it are gone, too, and the whole cache is
-            cleared.
+        may_have_links: `key` may be a link, or a folder with links, which may still be on the disk.
         """
-        self._shown = {shown for shown in self._shown if key not in journal_reader.list_parents(shown)}
-        self.hidden.add(key)
+        others = {path: gone for path, gone in self.removed.items() if key not in journal_reader.list_parents(path)}
+        self.removed = {**others, key: True}
         upper = self.locate_upper(key)
         if os.path.isdir(upper) and not os.path.islink(upper):
             shutil.rmtree(upper)
         elif os.path.lexists(upper):
             os.unlink(upper)
-        if has_contents:
-            self._has_links = True  # a removed link, or one in a removed folder, may still be on the disk
-            self.known.forget_places()
-        else:
-            self.known.update_place(key)
+        self._has_links = self._has_links or may_have_links
+        self.mark_changed(key)
 
     def copy_file(self, key: str) -> str:
         """Copy the file or link `key` to the upper layer; of a folder, only the folder. Returns the real path."""
-        if os.path.islink(place := self.locate_real(key)):
-            if not self.is_own(key):
-                self.add_link(os.readlink(place), key)
-            return self.locate_upper(key)
-        place = self.prepare_write(key, keep=True)
-        self.confirm_written(key)
-        return place
+        place = self.locate_real(key)
+        if not os.path.islink(place):
+            return self.prepare_write(key, keep=True)
+        if not self.is_own(key):
+            self.add_link(os.readlink(place), key)
+        return self.locate_upper(key)
 
     def copy_up(self, key: str) -> str:
         """Copy `key`, a file, link or whole folder, to the upper layer as this rank sees it. Returns the path there."""
@@ -323,7 +304,7 @@ class View(Layers):
         self.ensure_folder(os.path.dirname(key))
         os.symlink(target, self.locate_upper(key))
         self._has_links = True
-        self.known.forget_places()  # also of what lies behind the link
+        self.mark_changed(key)
 
     def move_file(self, source: str, target: str) -> None:
         """Rename `source` to `target`. One of them may be a path that the view does not handle."""
@@ -342,12 +323,12 @@ class View(Layers):
                 self._hide_key(target_key)
             target_place = self.locate_upper(target_key)
             shutil.move(place, target_place)
-            if stat.S_ISREG(os.lstat(target_place).st_mode):
-                self.known.update_place(target_key, target_place)
-            else:
-                self.known.forget_places()
+            for folder, folders, names in os.walk(target_place):  # nothing of a file
+                for name in folders + names:
+                    self.mark_changed(os.path.join(folder, name)[len(self.root) :])
+            self.mark_changed(target_key)
         if source_key is not None:
-            self._hide_key(source_key, has_contents=kind is None or not stat.S_ISREG(kind))
+            self._hide_key(source_key, may_have_links=kind is None or not stat.S_ISREG(kind))
 
     def _check_target(self, key: str, target: str, source_key: str | None, is_folder: bool) -> None:
         """Raise the error of the system if `source_key`, a folder or not, cannot be moved to `key`, named `target`."""

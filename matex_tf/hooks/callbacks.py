@@ -25,18 +25,17 @@ _INNER_METHODS = "on_train_begin on_epoch_begin on_batch_begin on_batch_end on_t
 @HOOKS.replace_in(_IF_HOOK_MISSING, "callbacks.callback_list:CallbackList.__init__", "callbacks:CallbackList.__init__")
 def _wrap_list(original: Any) -> Any:
     base = sys.modules[original.__module__].Callback
-    first_class, last_class, last_class_of_batches = _make_callbacks(base)
+    first_class, last_class = _make_callbacks(base)
 
     def __init__(self, *args, **kwargs):
         original(self, *args, **kwargs)
         if not world.is_active() or not is_main_thread():
             return
         stops_within = any(map(_may_stop_within_epoch, self.callbacks))
-        hears_batches = stops_within or events.batch_ended.is_heard
-        if hears_batches:
+        if stops_within or events.batch_ended.is_heard:
             self._async_train = False  # Keras 3: the ends of training batches are reported in this thread
             self._should_call_train_batch_hooks = True  # Keras 2
-        first, last = first_class(), (last_class_of_batches if hears_batches else last_class)()
+        first, last = first_class(), last_class()
         first.callbacks, last.stops_within = self, stops_within
         for callback in (first, last):
             callback.set_params(getattr(self, "params", None))
@@ -46,8 +45,8 @@ def _wrap_list(original: Any) -> Any:
     return __init__
 
 
-def _make_callbacks(base: Any) -> tuple[Any, Any, Any]:
-    """The classes of the first callback and of the last one, and the latter's subclass that is called at each batch."""
+def _make_callbacks(base: Any) -> tuple[Any, Any]:
+    """The classes of the first callback and of the last one."""
 
     class CompareWeights(events.Watcher, base):
         """The first callback. callbacks: Keras' list of all callbacks. is_within_fit: `fit` is running."""
@@ -92,16 +91,15 @@ def _make_callbacks(base: Any) -> tuple[Any, Any, Any]:
             events.epoch_logged(self.model, epoch, self.params or {}, logs or {})
             events.epoch_ended(self.model, epoch)
 
-        def on_train_end(self, logs=None):
-            events.training_ended(self.model)
-
-    class StopTogetherWithinEpochs(StopTogether):
         def on_train_batch_end(self, batch, logs=None):
             if self.stops_within:
                 _agree_to_stop(self.model)
             events.batch_ended(self.model, batch, logs)
 
-    return CompareWeights, StopTogether, StopTogetherWithinEpochs
+        def on_train_end(self, logs=None):
+            events.training_ended(self.model)
+
+    return CompareWeights, StopTogether
 
 
 def _may_stop_within_epoch(callback: Any) -> bool:

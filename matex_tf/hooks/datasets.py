@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from matex_tf import ops, settings
-from matex_tf.input import filled_caches, iteration, shared_batches, slices, tickets, turns, whole_batches
+from matex_tf.input import filled_caches, iteration, shared_batches, tickets, turns, whole_batches
 from matex_tf.lazy import tf
-from matex_tf.rewrite import functions
+from matex_tf.rewrite import graph_ops
 from matex_tf.runtime.hooks import Table
 from matex_tf.runtime.loop_hooks import put_loop
 from matex_tf.sharding import shard_arrays, shard_batches, slice_bounds
@@ -30,10 +30,6 @@ HOOKS = Table()
 
 _DATA = "tensorflow.python.data.ops"
 _DATASETS, _ITERATORS = f"{_DATA}.dataset_ops", f"{_DATA}.iterator_ops"
-_OTHER_ITERATOR = (
-    "the checkpoint holds an iterator of another pipeline, or one that the script saved alone: matex_tf restores an "
-    "iterator that was saved under ranks, of any number. Restore the checkpoint without its iterator"
-)
 _IF_HOOK_MISSING = "a dataset of each rank's own rows gives each rank other batches"
 
 
@@ -67,7 +63,7 @@ def _wrap_iter(original: Any) -> Any:
             else:
                 with tf.control_dependencies(_list_effects()):
                     iterator = original(dataset if by_tickets is None else by_tickets.whole)
-        own_data.note_iterator(iterator, self)
+        own_data.note_iterator(iterator, self)  # which may be of another dataset than `self`
         if is_eager and agreement.is_watched():
             events.pass_begins(self, iterator)
         return iterator
@@ -81,15 +77,19 @@ def _list_effects() -> list[Any]:
     This is because a shuffled dataset draws a seed for each iterator. TensorFlow orders ops by the resources that they
     share, and two iterators of one dataset share none.
     """
-    return [op for op in tf.compat.v1.get_default_graph().get_operations() if functions.is_stateful(op)]
+    return [op for op in tf.compat.v1.get_default_graph().get_operations() if graph_ops.is_stateful(op.type)]
 
 
-@HOOKS.replace(_ITERATORS, "OwnedIterator._create_iterator", "the end of an iterator may block a rank", optional=True)
+@HOOKS.replace(_ITERATORS, "OwnedIterator._create_iterator", _IF_HOOK_MISSING)
 def _wrap_create(original: Any) -> Any:
-    """A dropped iterator ends in another thread, because its end can take a minute (ops/src/tensorflow/let_go.cc)."""
+    """Mark an iterator over a rank's own rows, also one of `tf.compat.v1.data.make_one_shot_iterator`.
+
+    A dropped iterator ends in another thread, because its end can take a minute (ops/src/tensorflow/let_go.cc).
+    """
 
     def create_iterator(self, dataset):
         original(self, dataset)
+        own_data.note_iterator(self, dataset)
         if world.is_active() and tf.executing_eagerly():
             weakref.finalize(self, ops.let_go, self._iterator_resource).atexit = False
 
@@ -161,31 +161,6 @@ def _wrap_next(original: Any) -> Any:
     return take_next
 
 
-@HOOKS.replace(_ITERATORS, "OwnedIterator._serialize_to_tensors", "a shared iterator cannot be saved")
-def _wrap_serialize(original: Any) -> Any:
-    """If ranks share an iterator's batches by tickets, its state is the state of the `slices.SharedBatches`."""
-
-    def _serialize_to_tensors(self):
-        shared = batches.find_shared_batches(self)
-        return shared.save(original) if isinstance(shared, slices.SharedBatches) else original(self)
-
-    return _serialize_to_tensors
-
-
-@HOOKS.replace(_ITERATORS, "OwnedIterator._restore_from_tensors", "a shared iterator cannot be saved")
-def _wrap_restore(original: Any) -> Any:
-    def _restore_from_tensors(self, restored_tensors):
-        shared = batches.find_shared_batches(self)
-        if not isinstance(shared, slices.SharedBatches):
-            return original(self, restored_tensors)
-        try:
-            return shared.restore(original, restored_tensors)
-        except tf.errors.NotFoundError as error:
-            raise tf.errors.NotFoundError(None, None, f"{_OTHER_ITERATOR} ({error.message})") from error
-
-    return _restore_from_tensors
-
-
 @HOOKS.replace(_ITERATORS, "OwnedIterator.get_next_as_optional", _IF_HOOK_MISSING)
 def _wrap_optional(original: Any) -> Any:
     def take_optional(self):
@@ -211,27 +186,6 @@ def _make_optional(spec: Any, value: Any) -> Any:
     except ValueError:  # of a fixed number of rows: `value` has the rows of several batches
         return tf.experimental.Optional.from_value(value)
     return optional_ops._OptionalImpl(tf.raw_ops.OptionalFromValue(components=components), spec)
-
-
-@HOOKS.replace(_DATASETS, "DatasetV1._make_one_shot_iterator DatasetV1._make_initializable_iterator", _IF_HOOK_MISSING)
-def _wrap_make_iterator(original: Any) -> Any:
-    def make(self, *args, **kwargs):
-        if not tf.executing_eagerly():
-            own_data.refuse_in_session(self)
-        iterator = original(self, *args, **kwargs)
-        own_data.note_iterator(iterator, self)
-        return iterator
-
-    return make
-
-
-@HOOKS.replace(_ITERATORS, "Iterator.make_initializer", _IF_HOOK_MISSING)
-def _wrap_make_initializer(original: Any) -> Any:
-    def make_initializer(self, dataset, *args, **kwargs):
-        own_data.refuse_in_session(dataset)
-        return original(self, dataset, *args, **kwargs)
-
-    return make_initializer
 
 
 @HOOKS.replace("tensorflow.python.ops.gen_dataset_ops", "shuffle_dataset_v3", "tickets have an order of their own")

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from matex_tf.lazy import tf
-from matex_tf.runtime.hooks import put_function
 from matex_tf.runtime.keras_table import KerasTable
 from matex_tf.steps import agreement, events, gradients, whole_code
 from matex_tf.steps.tapes import calls, first_calls
@@ -84,12 +83,7 @@ for _class in ("optimizers.optimizer:Optimizer", "optimizers.legacy.optimizer_v2
     )
 
 
-def _put_into_base(owner: Any, name: str, make: Any) -> None:
-    """Put a hook into the base class of `owner` that has the method."""
-    put_function(next(kind for kind in owner.__mro__ if name in vars(kind)), name, make)
-
-
-@HOOKS.replace("tensorflow.python.framework.ops", "EagerTensor._numpy", _IF_WATCH_MISSING, put=_put_into_base)
+@HOOKS.replace("tensorflow.python.framework.ops", "_EagerTensorBase._numpy", _IF_WATCH_MISSING)
 def _wrap_numpy(original: Any) -> Any:
     def read(self):
         first_calls.note_read(self)
@@ -113,18 +107,9 @@ def _wrap_seed(original: Any) -> Any:
 def _wrap_push(original: Any) -> Any:
     def _push_tape(self):
         original(self)
-        first_calls.observed.tapes.append(self)
+        first_calls.observed.note_tape(self)
 
     return _push_tape
-
-
-@HOOKS.replace(_BACKPROP, "GradientTape._pop_tape", _IF_WATCH_MISSING)
-def _wrap_pop(original: Any) -> Any:
-    def _pop_tape(self):
-        original(self)
-        first_calls.observed.tapes = [tape for tape in first_calls.observed.tapes if tape is not self]
-
-    return _pop_tape
 
 
 @HOOKS.replace_in("no call of a model is shared", "models.model:Model.__call__", "engine.training:Model.__call__")

@@ -156,14 +156,9 @@ def _wrap_source(original: Any) -> Any:
 @_replace_method("train_on_batch")
 @_replace_method("test_on_batch")
 def _wrap_batch(original: Any) -> Any:
-    signature = inspect.signature(original)
-
     def compute_batch(*args, **kwargs):
-        call = signature.bind(*args, **kwargs)
-        names = [name for name in _INPUTS if call.arguments.get(name) is not None]
-        inputs = [call.arguments[name] for name in names]
-        call.arguments.update(zip(names, own_data.make_arrays_whole(inputs, "a call for a single batch")))
-        return original(*call.args, **call.kwargs)
+        args, kwargs = own_data.make_arrays_whole((args, kwargs), "a call for a single batch")
+        return original(*args, **kwargs)
 
     return compute_batch
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from matex_tf.input import pipelines
 from matex_tf.input.deferred import Deferred, slice_rows
-from matex_tf.input.tickets import Tensors, digest_tensors, flatten, flatten_element, flatten_specs, map_dataset, pack
+from matex_tf.input.tickets import Tensors, flatten, flatten_specs, map_dataset, pack
 from matex_tf.lazy import tf
 from matex_tf.own_functions import trace_own
 from matex_tf.rewrite.sharing import Slice
@@ -28,7 +28,7 @@ def batch(dataset: Any, inner: Deferred) -> Deferred:
     is_padded = pipelines.name_kind(dataset) == "PaddedBatchDataset"
     is_dense = all(shape.is_fully_defined() for _, shape in flatten_specs(inner.tickets.element_spec))
     batches = _batch_windows(dataset, inner, is_padded) if is_padded or not is_dense else _batch_tensors(dataset, inner)
-    return batches._replace(spec=dataset.element_spec, passed=())
+    return batches._replace(spec=dataset.element_spec, passed=[None] * len(batches.are_rows))
 
 
 def _batch_tensors(dataset: Any, inner: Deferred) -> Deferred:
@@ -76,7 +76,6 @@ def _batch_tensors(dataset: Any, inner: Deferred) -> Deferred:
     return inner._replace(
         tickets=tickets,
         compute=compute,
-        digest=digest_tensors,
         count_rows=lambda ticket: [tf.shape(ticket[0], tf.int64)[0]],
         are_rows=[True] * len(specs),
     )
@@ -134,27 +133,16 @@ def _batch_windows(dataset: Any, inner: Deferred, is_padded: bool) -> Deferred:
     def compute(ticket: Tensors, batch_slice: Slice) -> Tensors:
         rows = open_window(ticket).skip(batch_slice.first).take(batch_slice.count)
 
-        def work(*row: Any) -> Any:
-            return pack(inner.spec, inner.compute(flatten_element(inner.tickets.element_spec, row), None))
+        def work(row: Tensors) -> Any:
+            return pack(inner.spec, inner.compute(row, None))
 
         # Without work, too: the tensors of a ticket may have another order and structure than those of a row.
         batch = batch_rows(map_dataset(rows, work, num_parallel_calls=_count_workers()), batch_slice.count)
         return flatten(batch.element_spec, batch.get_single_element())
 
-    def digest(ticket: Tensors) -> Any:
-        def digest_row(*row: Any) -> Any:
-            return digest_tensors(flatten_element(inner.tickets.element_spec, row))
-
-        rows = open_window(ticket)
-        if not all(shape.is_fully_defined() for _, shape in flatten_specs(rows.element_spec)):
-            rows = map_dataset(rows, digest_row)  # tickets of different shapes cannot be batched; their hashes can
-        batch = rows.batch(count_rows(ticket)[0])
-        return digest_tensors(flatten(batch.element_spec, batch.get_single_element()))
-
     return inner._replace(
         tickets=tickets,
         compute=compute,
-        digest=digest,
         count_rows=count_rows,
         are_rows=[True] * len(flatten_specs(dataset.element_spec)),
         pads=_find_pads(dataset) if is_padded else {},

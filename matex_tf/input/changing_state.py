@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from matex_tf.input.functions import Split
+from matex_tf.input.pipelines import list_functions
 from matex_tf.lazy import tf
 from matex_tf.rewrite import graph_ops
-from matex_tf.sharding.slice_bounds import list_pipeline
 
 
 def tell_conflict(dataset: Any) -> str:
@@ -20,7 +20,7 @@ def tell_conflict(dataset: Any) -> str:
     Ranks cannot share such a pipeline. Every rank would change the state for each element, and read it for its own
     elements only later, after further changes.
     """
-    functions = [wrapped.function for step in list_pipeline(dataset) for wrapped in step._functions()]
+    functions = list_functions(dataset)
     handles = [
         {id(tensor) for tensor in function.captured_inputs if tensor.dtype.name == "resource"} for function in functions
     ]
@@ -39,8 +39,7 @@ def reads_changing(dataset: Any) -> bool:
     Deferred work reads the state when a rank takes the element, possibly after a change. Files count as data, which do
     not change.
     """
-    wrapped = [each for step in list_pipeline(dataset) for each in step._functions()]
-    return any(_reads_changing(each.function) for each in wrapped)
+    return any(map(_reads_changing, list_functions(dataset)))
 
 
 def _reads_changing(function: Any) -> bool:

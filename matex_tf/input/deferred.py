@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from matex_tf.input.tickets import Tensors, digest_tensors, flatten_specs
+from matex_tf.input.tickets import Tensors, flatten_specs
 from matex_tf.lazy import tf
 from matex_tf.rewrite import sources
 from matex_tf.rewrite.sharing import Slice
@@ -20,16 +20,15 @@ class Deferred(NamedTuple):
     """The elements of a dataset, which are rows or batches, as tickets and work.
 
     tickets: the dataset of the tickets.
-    compute, digest, count_rows: these compute in a graph, from the flat tensors of a ticket:
+    compute, count_rows: these compute in a graph, from the flat tensors of a ticket:
         compute: the flat tensors of the element. Its second argument is the `Slice` of a batch that the result has (its
             first row and number of rows); None for a row.
-        digest: a hash of the element: 8 bytes, uint8.
         count_rows: the row counts of a batch's components; int64 scalars.
     spec: of an element.
     are_rows: which flat tensors of an element have the rows of a batch.
     is_work: there is something to compute or to check after the tickets.
-    passed: for each flat tensor of a row, the index of the ticket's tensor that it equals; None if it is computed.
-        Empty for batches.
+    passed: for each flat tensor of an element, the index of the ticket's tensor that it equals; None if it is computed,
+        as all rows of batches are.
     pads: the padding values of the tensors that are padded to the longest row, by their indices.
     causes: why some work is in the tickets, which every rank makes for each element: texts for `--explain`.
     files: the datasets of indexed records, whose files are indexed again if they change between iterations.
@@ -38,12 +37,11 @@ class Deferred(NamedTuple):
 
     tickets: Any
     compute: Callable[[Tensors, Any], Tensors]
-    digest: Callable[[Tensors], Any]
     count_rows: Callable[[Tensors], Tensors]
     spec: Any
     are_rows: list[bool]
     is_work: bool
-    passed: Sequence[int | None] = ()
+    passed: Sequence[int | None]
     pads: dict[int, Any] = {}
     causes: tuple[str, ...] = ()
     files: tuple[Any, ...] = ()
@@ -55,21 +53,17 @@ def make_whole(dataset: Any, are_batches: bool, causes: Iterable[str] = ()) -> D
     specs = flatten_specs(dataset.element_spec)
     are_rows = sources.find_components([shape for _, shape in specs]) if are_batches else [False] * len(specs)
 
-    def list_rows(batch: Tensors) -> Tensors:
-        return [tensor for tensor, is_rows in zip(batch, are_rows) if is_rows]
-
     def compute(element: Tensors, batch_slice: Slice | None) -> Tensors:
         return element if batch_slice is None else slice_rows(element, are_rows, batch_slice)
 
     return Deferred(
         tickets=dataset,
         compute=compute,
-        digest=lambda element: digest_tensors(list_rows(element) if are_batches else element),
-        count_rows=lambda batch: [tf.shape(tensor, tf.int64)[0] for tensor in list_rows(batch)],
+        count_rows=lambda batch: [tf.shape(each, tf.int64)[0] for each, is_rows in zip(batch, are_rows) if is_rows],
         spec=dataset.element_spec,
         are_rows=are_rows,
         is_work=False,
-        passed=() if are_batches else range(len(specs)),
+        passed=[None] * len(specs) if are_batches else range(len(specs)),
         causes=tuple(causes),
     )
 

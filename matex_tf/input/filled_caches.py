@@ -39,50 +39,41 @@ def _list_random_caches(dataset: Any) -> list[Any]:
     ]
 
 
-def _note(caches: Iterable[Any], contents: str) -> None:
-    """Record that caches are filled with `contents`, tickets or elements. An earlier record of a cache stays."""
-    for cache in caches:
-        tags.get_or_make_tag(cache, _FILLED, lambda: contents)
-
-
-def _contains(cache: Any, contents: str) -> bool:
-    return bool(tags.get_tag(cache, _FILLED) == contents)
+def _note(cache: Any, contents: str) -> None:
+    """Record that a cache is filled with tickets or elements. If it is filled already, the record stays; tell the user
+    if that was with tickets, and now it is with elements.
+    """
+    if tags.get_or_make_tag(cache, _FILLED, lambda: contents) != contents:
+        notes.print_note(_FILLED_TWICE)
 
 
 def claim_for_tickets(dataset: Any, caches: Iterable[Any]) -> bool:
     """Record that the `caches` of a dataset are filled with tickets. Returns False if one of them has elements."""
     with_tickets = set(map(id, caches))
-    random_caches = _list_random_caches(dataset)
-    if any(id(cache) in with_tickets and _contains(cache, _AS_ELEMENTS) for cache in random_caches):
+    contents = [
+        (cache, _AS_TICKETS if id(cache) in with_tickets else _AS_ELEMENTS) for cache in _list_random_caches(dataset)
+    ]
+    if any(own == _AS_TICKETS and tags.get_tag(cache, _FILLED) == _AS_ELEMENTS for cache, own in contents):
         return False
-    _note((cache for cache in random_caches if id(cache) in with_tickets), _AS_TICKETS)
-    _note_elements([cache for cache in random_caches if id(cache) not in with_tickets])
+    for cache, own in contents:
+        _note(cache, own)
     return True
-
-
-def _note_elements(caches: list[Any]) -> None:
-    """Record that caches are filled with elements, and tell the user if one has tickets already."""
-    if any(_contains(cache, _AS_TICKETS) for cache in caches):
-        notes.print_note(_FILLED_TWICE)
-    _note(caches, _AS_ELEMENTS)
 
 
 def use_filled_caches(dataset: Any) -> Any:
     """The dataset to iterate if ranks share nothing of it. Its elements come from the tickets of filled caches."""
     random_caches = _list_random_caches(dataset)
-    if not any(_contains(cache, _AS_TICKETS) for cache in random_caches):
-        _note(random_caches, _AS_ELEMENTS)
-        return dataset
-    with tf.init_scope():
-        # The dataset as tickets and the work that makes elements of them, with the caches that hold tickets.
-        deferred = splitting.find_deferred(dataset, are_batches=False)
-        # A random cache that cannot hold tickets: fill all of them with elements, some for the second time.
-        if not set(map(id, random_caches)) <= set(map(id, deferred.caches)):
-            _note_elements(random_caches)
-            return dataset
+    if any(tags.get_tag(cache, _FILLED) == _AS_TICKETS for cache in random_caches):
+        with tf.init_scope():
+            # The dataset as tickets and the work that makes elements of them, with the caches that hold tickets.
+            deferred = splitting.find_deferred(dataset, are_batches=False)
+            # Otherwise a random cache cannot hold tickets: all of them are filled with elements.
+            if set(map(id, random_caches)) <= set(map(id, deferred.caches)):
 
-        def work(*ticket: Any) -> Any:
-            tensors = deferred.compute(tickets.flatten_element(deferred.tickets.element_spec, ticket), None)
-            return tickets.pack(dataset.element_spec, tensors)
+                def work(ticket: tickets.Tensors) -> Any:
+                    return tickets.pack(dataset.element_spec, deferred.compute(ticket, None))
 
-        return tickets.map_dataset(deferred.tickets, work).with_options(dataset.options())
+                return tickets.map_dataset(deferred.tickets, work).with_options(dataset.options())
+    for cache in random_caches:
+        _note(cache, _AS_ELEMENTS)
+    return dataset

@@ -15,7 +15,7 @@ from matex_tf.input import pipelines
 from matex_tf.lazy import tf
 from matex_tf.own_functions import trace_own
 from matex_tf.rewrite import graph_ops
-from matex_tf.runtime import real_files
+from matex_tf.rewrite.subgraphs import list_consumers, reach
 
 PYTHON = frozenset(("PyFunc", "EagerPyFunc"))
 """Ops that call Python functions."""
@@ -161,16 +161,9 @@ def _list_awaited(graph: Any, front: Iterable[Any]) -> list[Any]:
     """
     copies = [copy for output in graph.outputs for copy in _list_copies(output)]
     awaited = [control for op in (*front, *copies) for control in op.control_inputs]
-    awaited += filter(_has_effect, graph.get_operations())
+    # Stateful ops run even if no output needs them.
+    awaited += (op for op in graph.get_operations() if graph_ops.is_stateful(op.type))
     return list({id(op): op for op in awaited if op.type != "Placeholder"}.values())
-
-
-def _has_effect(op: Any) -> bool:
-    """Whether a function runs this op even if no output needs it."""
-    from tensorflow.python.framework import op_def_registry
-
-    definition = op_def_registry.get(op.type)
-    return definition is None or definition.is_stateful
 
 
 def _list_copies(tensor: Any) -> list[Any]:
@@ -197,7 +190,7 @@ def _list_ordered(graph: Any) -> list[Any]:
     """The ops that must run for each element in the script's order, and the ops that read state which these change."""
     ordered = [op for op in graph.get_operations() if _is_ordered(op)]
     written = {id(tensor) for op in ordered for tensor in op.inputs if tensor.dtype.name == "resource"}
-    related = _find_related([op for op in ordered if _changes_anything(op)], graph)
+    related = _find_related([op for op in ordered if _changes_anything(op)])
     ordered_ids = set(map(id, ordered))
     # A read must be in order if it reads a resource that an ordered op takes, or if the graph orders the read and an op
     # that may change any state.
@@ -205,25 +198,21 @@ def _list_ordered(graph: Any) -> list[Any]:
     return [*ordered, *(op for op in reads if id(op) in related or not written.isdisjoint(map(id, op.inputs)))]
 
 
-def _find_related(changing: Sequence[Any], graph: Any) -> set[int]:
+def _find_related(changing: Sequence[Any]) -> set[int]:
     """The ids of these ops, of the ops on which one of them depends, and of the ops that depend on one of them.
 
     The graph fixes the order of each such op and the op of `changing`.
     """
-    before, pending = set[int](), list(changing)
-    while pending:
-        new = [op for op in _list_previous(pending.pop()) if id(op) not in before]
-        before.update(map(id, new))
-        pending += new
-    after = set(map(id, changing))
-    for op in graph.get_operations() if after else ():
-        if not after.isdisjoint(map(id, _list_previous(op))):
-            after.add(id(op))
-    return before | after
+    return {id(op) for list_next in (_list_previous, _list_users) for op in reach(changing, list_next)}
 
 
 def _list_previous(op: Any) -> list[Any]:
     return [*op.control_inputs, *(tensor.op for tensor in op.inputs)]
+
+
+def _list_users(op: Any) -> list[Any]:
+    """The ops that run after an op, because they take its results or wait for it."""
+    return [*op._control_outputs, *list_consumers(op)]
 
 
 def _reads_state(op: Any) -> bool:
@@ -239,16 +228,14 @@ def _changes_anything(op: Any) -> bool:
 def _changes_any_state(node: Any) -> bool:
     """`_changes_anything` for one definition."""
     from tensorflow.core.framework import types_pb2
-    from tensorflow.python.framework import op_def_registry
 
-    definition = op_def_registry.get(node.op)
+    definition = pipelines.find_definition(node)
     if definition is None:
         return True
     types = {argument.type for argument in definition.input_arg}
     for argument in definition.input_arg:
         types.update(node.attr[argument.type_list_attr].list.type if argument.type_list_attr else ())
-    draws = any(attribute.name == "seed2" for attribute in definition.attr)
-    return _must_run(node) and not draws and types_pb2.DT_RESOURCE not in types
+    return pipelines.is_stateful(node) and not pipelines.draws(node) and types_pb2.DT_RESOURCE not in types
 
 
 def _is_ordered(op: Any) -> bool:
@@ -257,19 +244,7 @@ def _is_ordered(op: Any) -> bool:
     names = {name for node in nodes for name in graph_ops.list_functions(node)}
     if any(getattr(op.graph._get_function(name), "cached_definition", None) is None for name in names):
         return True  # the ops of a called function are unknown
-    return any(map(_must_run, nodes))
-
-
-def _must_run(node: Any) -> bool:
-    """Whether an op must run for each element in the script's order. Functions that it calls are checked apart."""
-    from tensorflow.python.framework import op_def_registry
-
-    # Exceptions among stateful ops: ops that the library has added to find real paths of files, calls of functions, ops
-    # whose results do not depend on the order of elements (HARMLESS), and inputs.
-    if real_files.finds_files(node) or node.op in pipelines.CALLS | pipelines.HARMLESS or node.op == "Placeholder":
-        return False
-    definition = op_def_registry.get(node.op)
-    return definition is None or definition.is_stateful
+    return any(map(pipelines.is_stateful, nodes))
 
 
 def _find_needed(
@@ -282,15 +257,15 @@ def _find_needed(
         without: the ids of ops to leave out.
         and_awaited: include the ops that needed ops wait for.
     """
-    needed: dict[int, Any] = {}
-    pending = list(ops)
-    while pending:
-        op = pending.pop()
-        if id(op) not in needed and id(op) not in without and op.type != "Placeholder":
-            needed[id(op)] = op
-            pending += [tensor.op for tensor in op.inputs if id(tensor) not in available]
-            pending += op.control_inputs if and_awaited else ()
-    return list(needed.values())
+
+    def choose(found: Iterable[Any]) -> list[Any]:
+        return [op for op in found if id(op) not in without and op.type != "Placeholder"]
+
+    def list_needed(op: Any) -> list[Any]:
+        makers = [tensor.op for tensor in op.inputs if id(tensor) not in available]
+        return choose([*makers, *(op.control_inputs if and_awaited else ())])
+
+    return reach(choose(ops), list_needed)
 
 
 def require(unused: Sequence[Any], results: Sequence[Any]) -> list[Any]:

@@ -11,13 +11,12 @@ from matex_tf.rewrite import graph_ops
 from matex_tf.runtime import real_files
 from matex_tf.sharding.slice_bounds import list_pipeline
 
-HARMLESS = frozenset(
-    "Assert CheckNumerics CheckNumericsV2 ReadVariableOp VarHandleOp ReadFile LookupTableFind LookupTableFindV2 "
-    "LookupTableSizeV2".split()
+READS = frozenset("ReadVariableOp ReadFile LookupTableFind LookupTableFindV2 LookupTableSizeV2".split())
+"""Ops that read state which other ops may change."""
+HARMLESS = READS | frozenset(
+    "Assert CheckNumerics CheckNumericsV2 VarHandleOp DummySeedGenerator DummyMemoryCache Placeholder".split()
 )
-"""Ops that TensorFlow calls stateful, but whose result for a row does not depend on the order of rows."""
-READS = HARMLESS - {"Assert", "CheckNumerics", "CheckNumericsV2", "VarHandleOp"}
-"""The ops of `HARMLESS` that read state which other ops may change."""
+"""Ops that TensorFlow may call stateful, but whose result for a row does not depend on the order of rows."""
 CALLS = frozenset(
     "StatefulPartitionedCall PartitionedCall StatefulIf If StatelessIf While StatelessWhile Case StatelessCase".split()
 )
@@ -38,28 +37,18 @@ def has_outside_state(step: Any) -> bool:
     """
     if name_kind(step) in ("RepeatDataset", "CacheDataset") and any(map(is_reshuffled, list_pipeline(step))):
         return True
-    return not all(_makes_dataset(op) or _draws(op) for op in list_stateful(step))
+    return not all(makes_dataset(node) or draws(node) for node in list_stateful(step))
 
 
 def may_vary(step: Any) -> bool:
     """Whether a step may give different elements in another iteration, for equal inputs."""
     is_random = is_reshuffled(step) or name_kind(step) == "RandomDataset"
-    return is_random or not all(map(_makes_dataset, list_stateful(step)))
+    return is_random or not all(map(makes_dataset, list_stateful(step)))
 
 
 def is_reshuffled(step: Any) -> bool:
     """Whether a step shuffles in a different order in each iteration."""
     return name_kind(step) == "ShuffleDataset" and step._reshuffle_each_iteration is not False
-
-
-def _makes_dataset(op: Any) -> bool:
-    from tensorflow.core.framework import types_pb2
-
-    return any(output.type == types_pb2.DT_VARIANT for output in op.output_arg)
-
-
-def _draws(op: Any) -> bool:
-    return any(attribute.name == "seed2" for attribute in op.attr)
 
 
 def skip_options(dataset: Any) -> Any:
@@ -69,11 +58,47 @@ def skip_options(dataset: Any) -> Any:
     return dataset
 
 
+def list_functions(dataset: Any) -> list[Any]:
+    """The ConcreteFunctions of all steps of a pipeline."""
+    return [wrapped.function for step in list_pipeline(dataset) for wrapped in step._functions()]
+
+
 def list_stateful(step: Any) -> list[Any]:
     """The definitions of the stateful ops in the functions of one step of a pipeline."""
+    nodes = [node for wrapped in step._functions() for node in graph_ops.iterate_nodes(wrapped.function.graph)]
+    return list(filter(is_stateful, nodes))
+
+
+# The following functions answer questions on an op, by its definition.
+
+
+def is_stateful(node: Any) -> bool:
+    """Whether the result of an op for a row depends on the order of rows, or the op has effects. Unknown ops count.
+
+    Ops that the library has added to find real paths of files do not count. Functions that the op calls are checked
+    separately.
+    """
+    if node.op in CALLS | HARMLESS or real_files.finds_files(node):
+        return False
+    definition = find_definition(node)
+    return definition is None or bool(definition.is_stateful)
+
+
+def find_definition(node: Any) -> Any:
+    """What TensorFlow knows of the type of an op; None if it does not know the type."""
     from tensorflow.python.framework import op_def_registry
 
-    nodes = [node for wrapped in step._functions() for node in graph_ops.iterate_nodes(wrapped.function.graph)]
-    types = [node.op for node in nodes if node.op not in HARMLESS | CALLS and not real_files.finds_files(node)]
-    definitions = map(op_def_registry.get, types)
-    return [definition for definition in definitions if definition is not None and definition.is_stateful]
+    return op_def_registry.get(node.op)
+
+
+def makes_dataset(node: Any) -> bool:
+    """Whether an op makes a dataset, or a seed generator or cache for one."""
+    from tensorflow.core.framework import types_pb2
+
+    definition = find_definition(node)
+    return definition is not None and any(output.type == types_pb2.DT_VARIANT for output in definition.output_arg)
+
+
+def draws(node: Any) -> bool:
+    """Whether an op is random, with attributes for a seed."""
+    return "seed2" in node.attr

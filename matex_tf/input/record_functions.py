@@ -17,13 +17,12 @@ from typing import Any
 import numpy as np
 
 from matex_tf import ops
-from matex_tf.input import record_maps
+from matex_tf.input import pipelines, record_maps
 from matex_tf.input.functions import Subgraph, copy_op
 from matex_tf.input.record_maps import CannotBeIndexed, Map
 from matex_tf.lazy import tf
 from matex_tf.own_functions import trace_own
 from matex_tf.rewrite import graph_ops
-from matex_tf.runtime import real_files
 
 KINDS = {"TFRecordDataset": "tfrecord", "TextLineDataset": "text", "FixedLengthRecordDatasetV2": "fixed"}
 """The formats of `ops.record_files`, by the ops that read them."""
@@ -44,14 +43,6 @@ _ORDERS = frozenset(
     "ShuffleAndRepeatDataset ShuffleAndRepeatDatasetV2 PrefetchDataset OptionsDataset Identity".split()
 )
 """Ops on one dataset that give the elements of that dataset."""
-_CONSTANT = frozenset(
-    "Assert ReadVariableOp VarHandleOp ReadFile LookupTableFind LookupTableFindV2 StatefulPartitionedCall StatefulIf "
-    "If While DummySeedGenerator AnonymousSeedGenerator AnonymousRandomSeedGenerator DummyMemoryCache "
-    "AnonymousMemoryCache".split()
-)
-"""Ops that TensorFlow calls stateful, but whose results vary only if variables, tables or files change. The ops of the
-functions that they call are checked, too.
-"""
 
 
 def read_kinds(nodes: Iterable[Any]) -> set[str]:
@@ -60,18 +51,11 @@ def read_kinds(nodes: Iterable[Any]) -> set[str]:
 
 
 def list_changing_ops(nodes: Iterable[Any]) -> list[str]:
-    """The types of the ops, by their definitions, whose results may vary, except for datasets."""
-    from tensorflow.core.framework import types_pb2
-    from tensorflow.python.framework import op_def_registry
+    """The types of the ops, by their definitions, whose results may vary, except for datasets.
 
-    def is_changing(node: Any) -> bool:
-        op = op_def_registry.get(node.op)
-        if op is None or not op.is_stateful or node.op in _CONSTANT:
-            return False
-        makes_dataset = any(output.type == types_pb2.DT_VARIANT for output in op.output_arg)
-        return not makes_dataset and not real_files.finds_files(node)
-
-    return sorted({node.op for node in nodes if is_changing(node)})
+    Results that vary only if variables, tables or files change do not count.
+    """
+    return sorted({node.op for node in nodes if pipelines.is_stateful(node) and not pipelines.makes_dataset(node)})
 
 
 class Rewriter:

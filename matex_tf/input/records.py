@@ -19,7 +19,6 @@ from matex_tf.lazy import tf
 from matex_tf.ops import record_files
 from matex_tf.rewrite import graph_ops
 from matex_tf.runtime import objects
-from matex_tf.sharding import slice_bounds
 from matex_tf.world import placement, world
 
 _READERS = ("TFRecordDatasetV2", "TextLineDatasetV2", "FixedLengthRecordDatasetV2")
@@ -27,8 +26,6 @@ _STEPS = ("FlatMapDataset", "InterleaveDataset", "ParallelInterleaveDataset")
 _SOURCES = ("TensorSliceDataset", "TensorDataset", "RangeDataset")
 _NAMES_PER_BATCH = 1 << 16
 """The number of file names that are listed at a time."""
-_FUNCTIONS = ("_map_func", "_predicate")
-"""The attributes of steps that hold their functions."""
 _RECORDS = "its records"
 
 
@@ -87,11 +84,9 @@ def _make_tickets(dataset: Any) -> Records | str:
     if reason:
         return reason
     read = _make_reader(maps, step.element_spec) if maps else record_files.read_records
-    steps = slice_bounds.list_pipeline(step)
-    wrapped = [getattr(each, name, None) for each in steps for name in _FUNCTIONS]
-    nodes = (node for each in wrapped if each for node in graph_ops.iterate_nodes(each.function.graph))
     # A function that reads variables, tables or whole files may give other names later.
-    names_may_vary = any(node.op in pipelines.READS for node in nodes)
+    graphs = [each.graph for each in pipelines.list_functions(step)]
+    names_may_vary = any(node.op in pipelines.READS for graph in graphs for node in graph_ops.iterate_nodes(graph))
     return Records(_make_dataset(step, function, cpus), read, () if names_may_vary else tuple(names), kind)
 
 
@@ -147,10 +142,7 @@ def _build(function: Callable[..., Any], spec: Any, source: Any) -> Callable[...
     """
     from tensorflow.python.data.ops import dataset_ops
 
-    def make(*element: Any) -> Any:
-        return dataset_ops._VariantDataset(function(*tickets.flatten_element(source.element_spec, element)), spec)
-
-    return tf.autograph.experimental.do_not_convert(make)
+    return tickets.take_tensors(source, lambda tensors: dataset_ops._VariantDataset(function(*tensors), spec))
 
 
 def _make_dataset(step: Any, function: Callable[..., Any], cpus: int) -> Any:
@@ -210,15 +202,15 @@ def _find_source(dataset: Any) -> Any:
 
 def _call(step: Any, wrapped: Any) -> Callable[..., Any]:
     """The function of a step, for another step of its kind."""
-    function, spec = wrapped.function, step._input_dataset.element_spec
+    function = wrapped.function
     _check_function(function)
 
-    def call(*element: Any) -> Any:
-        results = function(*tickets.flatten_element(spec, element))
+    def call(tensors: tickets.Tensors) -> Any:
+        results = function(*tensors)
         results = results if isinstance(results, (list, tuple)) else [results]
         return tickets.pack(wrapped.output_structure, results)
 
-    return tf.autograph.experimental.do_not_convert(call)
+    return tickets.take_tensors(step._input_dataset, call)
 
 
 def _check_function(function: Any) -> None:

@@ -1,89 +1,61 @@
-"""Maps of rows, before `batch`, and records of files: what must run in order makes tickets, the rest becomes work.
+"""`dataset.batch(...).map(function)`: a rank computes such a map for its slice of a batch, if the map allows it.
 
-A *ticket* is a cheap stand-in for a row; every rank takes all tickets. The *work* makes a row from its ticket, and a
-rank does it for its own rows only (`deferred`). A map has two parts (`functions.Split`). The front, such as the draw of
-a random number, runs when a ticket is taken, and its results become a part of the ticket. The back, all other ops,
-becomes work.
+A slice is the rows of a batch that a rank trains on. The map allows it if it treats rows independently. Example:
+`lambda x, y: (x / 255, y)` can be computed for a slice; `lambda x: x - tf.reduce_mean(x)` needs the batch. The
+placements of the ops (`rewrite.placement`) show which is the case: a result with placement `BATCH` is sharded as the
+batch is, a `WHOLE` one is equal on all ranks.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
-from matex_tf.input import advice, records
-from matex_tf.input.deferred import Deferred, make_whole
-from matex_tf.input.functions import PYTHON, Split, require
-from matex_tf.input.tickets import Tensors, digest_tensors, flatten, flatten_element, flatten_specs, map_dataset
-
-
-def read_records(dataset: Any, indexed: records.Records) -> Deferred:
-    """The records of a dataset; the work is to read them."""
-    spec = dataset.element_spec
-    count = len(flatten_specs(spec))
-    return make_whole(dataset, are_batches=False)._replace(
-        tickets=indexed.tickets,
-        compute=lambda ticket, _: flatten(spec, indexed.read(ticket[0])),
-        is_work=True,
-        passed=[None] * count,
-        files=(dataset,),
-    )
+from matex_tf.input.functions import keep_apart
+from matex_tf.lazy import tf
+from matex_tf.rewrite.emit import Copy
+from matex_tf.rewrite.placement import BATCH, REPLICATED, SIZES, WHOLE
+from matex_tf.rewrite.programs import Program
+from matex_tf.rewrite.propagate import read_program
+from matex_tf.rewrite.sharing import Exchanger, Slice
 
 
-def map_rows(dataset: Any, inner: Deferred) -> Deferred:
-    """A map of the rows `inner`: its front runs on the tickets, before batching; the rest is work.
+class RowMap(NamedTuple):
+    """A map of batches that a rank computes for its slice.
 
-    `passed`: for each tensor of a row, the index of the equal tensor in the ticket; None if work computes the tensor.
+    program: the ops of the map, with their placements.
+    captured: further inputs of the program, after the tensors of the batch: tensors outside of all graphs.
+    are_rows: which of the flat outputs have the rows of the batch; the others are equal on all ranks.
     """
-    split = Split(dataset._map_func.function)
-    causes = (*inner.causes, *map(advice.explain_op, split.ordered))
-    if any(inner.passed[index] is None for index in split.front_takes):  # the front needs results of the work
-        inner = make_whole(dataset._input_dataset, are_batches=False)
-    ticket_size, input_count = len(flatten_specs(inner.tickets.element_spec)), len(split.back_takes)
-    # The new ticket has the ticket of `inner`, then the front's results, if there is a front. In one case it has only
-    # what the back takes: there is a front, and `inner` has no work, which would need the ticket of `inner`.
-    keeps_ticket = inner.is_work or split.front is None
 
-    def compute(ticket: Tensors, no_slice: None) -> Tensors:  # a row has no slice
-        if not keeps_ticket:
-            return split.build_back(ticket)
-        row = inner.compute(ticket[:ticket_size], no_slice)
-        computed = [index for index, passed in enumerate(inner.passed) if passed is None]
-        unused = [row[index] for index in computed if index not in split.back_takes]  # their errors count
-        results = split.build_back([*(row[index] for index in split.back_takes), *ticket[ticket_size:]])
-        return require(unused, results)
+    program: Program
+    captured: list[Any]
+    are_rows: list[bool]
 
-    def find_passed(index: int | None) -> int | None:
-        """The index, in the new ticket, of the tensor that the back takes as input `index`; None if it is computed."""
-        if index is None or not keeps_ticket:
-            return index
-        is_input = index < input_count  # else a result of the front, which follows the ticket of `inner`
-        return inner.passed[split.back_takes[index]] if is_input else index - input_count + ticket_size
-
-    spec = dataset._map_func.output_structure
-    return inner._replace(
-        tickets=inner.tickets if split.front is None else _run_front(inner, split, dataset),
-        compute=compute,
-        digest=digest_tensors,
-        spec=spec,
-        are_rows=[False] * len(flatten_specs(spec)),
-        is_work=inner.is_work or split.is_work,
-        passed=list(map(find_passed, split.passed)),
-        causes=causes,
-    )
+    def build(self, inputs: Sequence[Any], batch_slice: Slice) -> list[Any]:
+        """The flat outputs for the inputs of this slice of the batch, in the current graph."""
+        graph = tf.compat.v1.get_default_graph()
+        copy = Copy(batch_slice, Exchanger())
+        return keep_apart(copy.build(self.program, [*inputs, *map(graph.capture, self.captured)]))
 
 
-def _run_front(inner: Deferred, split: Split, dataset: Any) -> Any:
-    """The tickets of a map whose function has a front; see `map_rows`."""
+def find_row_map(function: Any, are_rows: Sequence[bool]) -> RowMap | str:
+    """The RowMap of `function`, a ConcreteFunction, or the reason why it cannot be computed by rows.
 
-    def run(*element: Any) -> Any:
-        ticket = flatten_element(inner.tickets.element_spec, element)
-        inputs = [None if index is None else ticket[index] for index in inner.passed]  # None: computed, later
-        before = ticket if inner.is_work else [inputs[index] for index in split.back_takes]
-        return *before, *split.build_front(inputs)
+    are_rows: which of the inputs have the rows of the batch.
 
-    options: dict[str, Any] = {}
-    # Python code in the front runs in parallel if it does in the script.
-    if not PYTHON.isdisjoint(split.ordered) and getattr(dataset, "_num_parallel_calls", None) is not None:
-        deterministic = {"true": True, "false": False}.get(dataset._deterministic)
-        options = {"num_parallel_calls": dataset._num_parallel_calls, "deterministic": deterministic}
-    return map_dataset(inner.tickets, run, **options)
+    It can be computed by rows if it needs no collective, and each result either has the rows of the batch, or is known
+    to a rank without the other ranks: it is equal on all ranks (`REPLICATED`), or has numbers of rows (`SIZES`).
+    """
+    captured = list(function.captured_inputs)
+    placements = [BATCH if has_rows else WHOLE for has_rows in are_rows] + [WHOLE] * len(captured)
+    try:
+        program = read_program(function.graph, placements, takes_batches=False)
+    except Exception as error:  # a rule of `rewrite` has failed; then every rank computes the script's own function
+        return f"a map that cannot be read ({type(error).__name__}: {error})"
+    outputs = [value.placement for value in program.outputs]
+    can_share = all(placement == BATCH or placement.kind in (REPLICATED, SIZES) for placement in outputs)
+    program.gives = [BATCH if placement == BATCH else WHOLE for placement in outputs]
+    if program.has_collectives or not can_share:
+        return "a map that needs the whole batch"
+    return RowMap(program, captured, [placement == BATCH for placement in outputs])

@@ -85,4 +85,4 @@ class SentItem:
         have_item = objects.allgather(self._tensors is not None, f"looking for {NEXT}")
         self._maker, self._ranks = have_item.index(True) if any(have_item) else 0, me.size
         if not any(have_item) and me.rank == 0:
-            self._tensors = self.source.make_item(self.number)
+            self._tensors = self.source.take_from(self.source.make_ahead([self.number]))

@@ -87,11 +87,10 @@ class Source:
         """The dataset of this rank's slices, with the elements that `Batch` takes."""
         spec = self.batches.tickets.element_spec
 
-        def work(*element: Any) -> Any:
-            ticket = tickets.flatten_element(spec, element)
+        def work(ticket: tickets.Tensors) -> Any:
             counts = self.batches.count_rows(ticket)
             first, count, total, has_rows = deal_rows.deal_rows(tf.stack(counts), self._deal_variable)
-            digest = tf.bitcast(self.batches.digest(ticket), tf.int64)
+            digest = tf.bitcast(tickets.digest_ticket(spec, ticket), tf.int64)
             return first, count, total, has_rows, digest, *self.take(ticket, first, count, total), *ticket
 
         slices = tickets.map_dataset(self.batches.tickets, work, **self._choose_map_options())
@@ -118,6 +117,8 @@ class Source:
         batches.note_shared_batches(iterator, shared)
         handle = shared.iterator._iterator_resource
         batches.note_dealt(iterator._iterator_resource, batches.Dealt(self, handle))
+        # TensorFlow saves and restores the iterator by these methods.
+        iterator._serialize_to_tensors, iterator._restore_from_tensors = shared.save, shared.restore
         return iterator
 
     @functools.cached_property
@@ -125,10 +126,8 @@ class Source:
         """The dataset for functions of the script that iterate over it: it gives whole batches. A step takes slices
         from the dataset of slices instead.
         """
-        spec = self.batches.tickets.element_spec
 
-        def work(*element: Any) -> Any:
-            ticket = tickets.flatten_element(spec, element)
+        def work(ticket: tickets.Tensors) -> Any:
             total = tf.reduce_max(tf.stack(self.batches.count_rows(ticket)))
             tensors = self.take(ticket, tf.zeros_like(total), total, total)
             tensors = [tf.ensure_shape(tensor, shape) for tensor, (_, shape) in zip(tensors, self.batch_specs)]

@@ -7,7 +7,7 @@ the *ticket* of the batch, a stand-in from which a rank can make any rows. If a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from matex_tf import ops
@@ -16,6 +16,10 @@ from matex_tf.lazy import tf
 from matex_tf.steps import batches
 
 _STATE = "_STATE"  # TensorFlow's key of the state of an iterator, a vector of variants
+_OTHER_ITERATOR = (
+    "the checkpoint holds an iterator of another pipeline, or one that the script saved alone: matex_tf restores an "
+    "iterator that was saved under ranks, of any number. Restore the checkpoint without its iterator"
+)
 
 
 class SharedBatches:
@@ -32,15 +36,16 @@ class SharedBatches:
         """The next batch. Raises tf.errors.OutOfRangeError at the end."""
         return Batch(self.source, tickets.take_next(self.iterator._iterator_resource, self.source.specs))
 
-    def save(self, save: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
-        """The state of the iterator, from the method `save` of TensorFlow, and of the seed generators of its shuffles.
+    def save(self) -> dict[str, Any]:
+        """The state of the iterator and of the seed generators of its shuffles: what `_serialize_to_tensors` of the
+        iterator of whole batches returns.
 
         The generator of a `shuffle` draws a seed for each pass over the data. TensorFlow saves the number of its draws
         only with an iterator of the `shuffle`, and after the last batch of a pass there may be none.
         """
         while True:  # until no pass has begun during `save`: other threads read a few batches ahead
             drawn = self._count_draws()
-            state = save(self.iterator)[_STATE]
+            state = self.iterator._serialize_to_tensors()[_STATE]
             if drawn == self._count_draws():
                 break
         counts = tf.raw_ops.TensorListFromTensor(
@@ -51,19 +56,22 @@ class SharedBatches:
     def _count_draws(self) -> list[int]:
         return [int(ops.seek_seeds(generator)) for generator in tickets.list_generators(self.source.dataset)]
 
-    def restore(self, restore: Callable[[Any, dict[str, Any]], Any], tensors: dict[str, Any]) -> Any:
-        """Continue after a saved state. Raises tf.errors.NotFoundError for a state of another kind of iterator."""
+    def restore(self, tensors: dict[str, Any]) -> Any:
+        """Continue after a saved state: `_restore_from_tensors` of the iterator of whole batches.
+
+        Raises tf.errors.NotFoundError for a state of another kind of iterator.
+        """
         generators = tickets.list_generators(self.source.dataset)
         try:
             drawn = tf.raw_ops.TensorListStack(
                 input_handle=tensors[_STATE][-1], element_shape=tf.zeros([0], tf.int32), element_dtype=tf.int64
             )
-        except tf.errors.OpError as error:  # the state has no counts
-            raise tf.errors.NotFoundError(None, None, error.message) from error
-        if len(drawn) != len(generators):
-            text = f"{len(drawn)} shuffles are saved, the pipeline has {len(generators)}"
-            raise tf.errors.NotFoundError(None, None, text)
-        result = restore(self.iterator, {_STATE: tensors[_STATE][:-1]})
+            if len(drawn) != len(generators):
+                text = f"{len(drawn)} shuffles are saved, the pipeline has {len(generators)}"
+                raise tf.errors.NotFoundError(None, None, text)
+            result = self.iterator._restore_from_tensors({_STATE: tensors[_STATE][:-1]})
+        except tf.errors.OpError as error:  # for instance, the state has no counts
+            raise tf.errors.NotFoundError(None, None, f"{_OTHER_ITERATOR} ({error.message})") from error
         for generator, count in zip(generators, drawn):
             ops.seek_seeds(generator, count)
         return result

@@ -14,14 +14,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from matex_tf import tags
-from matex_tf.input import advice, batch_maps, batching, memories, pipelines, records, row_maps
+from matex_tf.input import advice, batching, maps, memories, pipelines, records
 from matex_tf.input.changing_state import reads_changing
 from matex_tf.input.deferred import Deferred, make_whole
 from matex_tf.input.tickets import (
     MAPS,
     ORDER,
     Tensors,
-    digest_tensors,
+    digest_ticket,
     flatten_specs,
     is_in_memory,
     join,
@@ -50,8 +50,7 @@ def _find_deferred(dataset: Any, are_batches: bool) -> Deferred:
         inner = find_deferred(dataset._input_dataset, are_batches)
         return inner._replace(tickets=ORDER[kind](dataset, inner.tickets))
     if kind in MAPS:
-        map_elements = batch_maps.map_batches if are_batches else row_maps.map_rows
-        return map_elements(dataset, find_deferred(dataset._input_dataset, are_batches))
+        return maps.map_elements(dataset, find_deferred(dataset._input_dataset, are_batches), are_batches)
     if kind in batching.KINDS and are_batches:
         return batching.batch(dataset, find_deferred(dataset._input_dataset, are_batches=False))
     if kind == "CacheDataset" and is_in_memory(dataset):
@@ -61,7 +60,7 @@ def _find_deferred(dataset: Any, are_batches: bool) -> Deferred:
     # The `Records` if the dataset reads rows from files that can be indexed; else the reason why not, or "".
     indexed = "" if are_batches else records.make_tickets(dataset)
     if isinstance(indexed, records.Records):
-        return row_maps.read_records(dataset, indexed)
+        return maps.read_records(dataset, indexed)
     return make_whole(dataset, are_batches, advice.explain_step(dataset, reason=indexed))
 
 
@@ -80,7 +79,7 @@ def _cache(dataset: Any, inner: Deferred, are_batches: bool) -> Deferred:
     if not inner.is_work:
         return inner._replace(tickets=inner.tickets.cache())
     specs = open_rows(flatten_specs(inner.spec), inner.are_rows)
-    # Of rows, `digest` hashes the tensors of the ticket. Datasets and other objects have no hash.
+    # A ticket of a row may have no dataset or other object, which have no hash. A ticket of a batch may have a window.
     ticket_specs = [] if are_batches else flatten_specs(inner.tickets.element_spec)
     if not specs or not memories.can_keep([*specs, *ticket_specs]):
         return make_whole(dataset, are_batches, inner.causes)
@@ -94,13 +93,12 @@ def _cache(dataset: Any, inner: Deferred, are_batches: bool) -> Deferred:
         # digest tells tickets apart that have the same number: if a pass ends before the cache is full, the next pass
         # may number other tickets.
         rows = [] if batch_slice is None else [batch_slice.first, batch_slice.count]
-        key = [*rows, tf.bitcast(inner.digest(ticket), tf.int64)]
+        key = [*rows, tf.bitcast(digest_ticket(inner.tickets.element_spec, ticket), tf.int64)]
         return memory.recall(number, key, lambda: inner.compute(ticket, batch_slice))
 
     return inner._replace(
         tickets=inner.tickets.enumerate().cache(),
         compute=compute,
-        digest=lambda ticket: inner.digest(ticket[1:]),
         count_rows=lambda ticket: inner.count_rows(ticket[1:]),
         passed=[None if index is None else index + 1 for index in inner.passed],  # + 1: the number comes first
     )
@@ -122,7 +120,6 @@ def _zip(dataset: Any, zipped: Sequence[Deferred]) -> Deferred:
     return Deferred(
         tickets=tickets,
         compute=compute,
-        digest=lambda ticket: digest_tensors([each.digest(own) for each, own in zip(zipped, split(ticket))]),
         count_rows=lambda ticket: join(each.count_rows(own) for each, own in zip(zipped, split(ticket))),
         spec=dataset.element_spec,
         are_rows=join(each.are_rows for each in zipped),

@@ -37,15 +37,21 @@ def pack(spec: Any, tensors: Sequence[Any]) -> Any:
     return structure.from_compatible_tensor_list(spec, list(tensors))
 
 
-def flatten_element(spec: Any, element: tuple[Any, ...]) -> Tensors:
-    """The flat tensors of an element that a map function got as its arguments."""
-    is_tuple = type(spec) is tuple
-    return flatten(spec, element if is_tuple else element[0])
+def take_tensors(dataset: Any, function: Callable[[Tensors], Any]) -> Callable[..., Any]:
+    """A function for `dataset.map` or `dataset.flat_map`: it calls `function` with the flat tensors of an element,
+    without AutoGraph.
+    """
+    spec = dataset.element_spec
+
+    def call(*element: Any) -> Any:
+        return function(flatten(spec, element if type(spec) is tuple else element[0]))
+
+    return tf.autograph.experimental.do_not_convert(call)
 
 
-def map_dataset(dataset: Any, function: Callable[..., Any], **options: Any) -> Any:
-    """`dataset.map` with a function of the library, without AutoGraph."""
-    return dataset.map(tf.autograph.experimental.do_not_convert(function), **options)
+def map_dataset(dataset: Any, function: Callable[[Tensors], Any], **options: Any) -> Any:
+    """`dataset.map` with a function of the library, which takes the flat tensors of an element."""
+    return dataset.map(take_tensors(dataset, function), **options)
 
 
 def note_generator(shuffled: Any, generator: Any) -> None:
@@ -149,8 +155,24 @@ def is_in_memory(dataset: Any) -> bool:
     return hasattr(filename, "numpy") and filename.numpy() == b""
 
 
+def digest_ticket(spec: Any, ticket: Tensors) -> Any:
+    """In a graph: a hash of the flat tensors of a ticket with this spec, 8 bytes, uint8. Ranks compare the hashes of
+    their tickets, and thereby their elements. Of a window, a dataset within a ticket, the elements are hashed.
+    """
+    parts = tf.nest.flatten(pack(spec, ticket))
+    return digest_tensors([*ticket, *(_digest_elements(part) for part in parts if isinstance(part, tf.data.Dataset))])
+
+
+def _digest_elements(dataset: Any) -> Any:
+    """In a graph: a hash of all elements of a dataset."""
+    if not all(shape.is_fully_defined() for _, shape in flatten_specs(dataset.element_spec)):
+        dataset = map_dataset(dataset, digest_tensors)  # elements of different shapes cannot be batched; hashes can
+    batch = dataset.batch(tf.data.experimental.cardinality(dataset))
+    return digest_tensors(flatten(batch.element_spec, batch.get_single_element()))
+
+
 def digest_tensors(tensors: Tensors) -> Any:
-    """In a graph: a hash of these tensors, 8 bytes, uint8. Ranks compare the hashes of their batches or tickets."""
+    """In a graph: a hash of these tensors, 8 bytes, uint8. Tensors that stand for other objects have no hash."""
     with_values = [tensor for tensor in tensors if tensor.dtype not in (tf.variant, tf.resource)]
     if not with_values:
         return tf.zeros([8], tf.uint8)

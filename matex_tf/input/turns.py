@@ -14,7 +14,6 @@ item by `Pass.take`, and code outside shared steps by `take_element`.
 
 from __future__ import annotations
 
-import traceback
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -32,12 +31,6 @@ from matex_tf.steps import batches, failures
 from matex_tf.world import membership, world
 
 _SOURCE = "items by turns"
-_ERRORS: dict[type[Exception] | tuple[type[Exception], ...], str] = {
-    (TypeError, ValueError): "InvalidArgumentError",
-    MemoryError: "ResourceExhaustedError",
-    NotImplementedError: "UnimplementedError",
-}
-"""The errors that TensorFlow raises in place of Python's errors in a generator; for any other error: UnknownError."""
 _MEASURED_ITEMS = 4
 """The number of items that are sent before the ranks choose between sending items and making all of them everywhere."""
 _FIRST_COMPARED = 4
@@ -64,7 +57,7 @@ def take_turns(adapter: Any, make_dataset: Callable[[], Any], obstacle: str = ""
         return make_dataset()
     comparison = items.compare_items(whole, name)
     source = None if comparison.why else Source(adapter, name, comparison.seconds)
-    adapter.py_dataset = _FirstItems(comparison.items)  # Keras learns the shapes from them
+    adapter.py_dataset = items_ahead.KnownItems(comparison.items)  # Keras learns the shapes from them
     try:
         dataset = make_dataset()
     finally:
@@ -74,23 +67,14 @@ def take_turns(adapter: Any, make_dataset: Callable[[], Any], obstacle: str = ""
             f"every rank makes all items of {name}: {comparison.why}. Ranks take turns at items that depend on nothing "
             "but their numbers, for instance drawn by np.random.default_rng([seed, number])"
         )
-    elif why := source.find_obstacle(dataset):
-        source.is_unused = True
+        return dataset
+    adapter.enqueuer = None  # with it, Keras would make all items, too
+    if why := source.find_obstacle(dataset):
         _explain(name, f"every rank makes all: {why}")
     else:
         source.start_sharing(dataset)
         _explain(name, "ranks take turns")
     return dataset
-
-
-class _FirstItems:
-    """Stands in for a `PyDataset` while Keras looks at its first items, so that Keras does not make them again."""
-
-    def __init__(self, made: Sequence[Any]):
-        self._made, self.num_batches = made, len(made)
-
-    def __getitem__(self, number: int) -> Any:
-        return self._made[number]
 
 
 def _find_obstacle(py_dataset: Any) -> str:
@@ -115,12 +99,13 @@ def explain_generator() -> None:
 
 
 class Source:
-    """A dataset of items that ranks make in turn, or all of which each rank makes, by three flags:
+    """A dataset of items that ranks make in turn, or all of which the generator of each rank makes, by two flags:
 
-    1. `is_unused`: ranks cannot share these items (`find_obstacle`). Keras' generator makes all, as without ranks.
-    2. `is_open` and `is_shared`: ranks take turns and measure the exchanges, until they choose the faster way.
-    3. `is_shared` alone, after `choose`: ranks take turns, since turns are faster.
-    4. Neither, after `choose`: each rank makes all items, since that is faster.
+    1. `is_open` and `is_shared`: ranks take turns and measure the exchanges, until they choose the faster way.
+    2. `is_shared` alone, after `choose`: ranks take turns, since turns are faster.
+    3. Neither, after `choose`: each rank makes all items, since that is faster.
+
+    Without `start_sharing`, no iterator has a `Pass`, so each rank makes all items as well.
 
     name: the name of the class of the `PyDataset`.
     making_seconds: the time to make an item.
@@ -129,16 +114,16 @@ class Source:
     taken_count: the number of items that have been taken by `Pass.take` in all passes.
     exchange_seconds: the times of the exchanges of items, while `is_open`.
 
-    _next_pass: a weak reference to the pass of the newest iterator, from `iterate`, for the generator of that iterator.
+    next_pass: a weak reference to the pass whose items the next generator makes: the pass of the newest iterator, or
+        the pass whose turns end.
     """
 
     def __init__(self, adapter: Any, name: str, making_seconds: float):
         self._adapter, self.name, self.making_seconds = adapter, name, making_seconds
         self.is_shared = self.is_open = True
-        self.is_unused = False
         self.taken_count = 0
         self.exchange_seconds: list[float] = []
-        self._next_pass: Callable[[], Pass | None] = lambda: None
+        self.next_pass: Callable[[], Pass | None] = lambda: None
         adapter._get_iterator = self._generate
 
     def find_obstacle(self, dataset: Any) -> str:
@@ -150,7 +135,6 @@ class Source:
 
     def start_sharing(self, dataset: Any) -> None:
         """Let iterators of the dataset give the items by turns."""
-        self._adapter.enqueuer = None  # with it, Keras would make all items
         self.dataset, self.spec = dataset, dataset.element_spec
         self.specs = tickets.flatten_specs(self.spec)
         self.are_rows = find_components([shape for _, shape in self.specs])
@@ -162,7 +146,8 @@ class Source:
         Code that takes elements of the iterator itself starts its generator (`_generate`), which makes all items here.
         """
         new_pass = Pass(self)
-        self._next_pass = weakref.ref(new_pass)  # weak: a dropped pass makes no more items
+        self.next_pass = weakref.ref(new_pass)  # weak: a dropped pass makes no more items
+        self._make_iterator = make_iterator
         iterator = make_iterator(self.dataset)
         new_pass.whole_iterator = weakref.ref(iterator)
         batches.note_shared_batches(iterator, new_pass)
@@ -172,35 +157,21 @@ class Source:
         """The numbers of the items of a pass, in Keras' order. Called when the first item of the pass is taken."""
         return items_ahead.order_items(self._adapter)
 
-    def make_ahead(self, numbers: Sequence[int]) -> items_ahead.ItemsAhead:
-        """An iterator of the flat tensors of items, made ahead. Raises any error of the object."""
-        return items_ahead.ItemsAhead(self._adapter.py_dataset, numbers, self._convert)
+    def make_ahead(self, numbers: Sequence[int]) -> Any:
+        """An iterator of items, which are made and converted to tensors ahead, until it is dropped."""
+        made = items_ahead.ItemsAhead(self._adapter.py_dataset, numbers)  # begins now, not with the generator
+        dataset = tf.data.Dataset.from_generator(lambda: self._give_items(made), output_signature=self.spec)
+        options = tf.data.Options()
+        options.experimental_warm_start = True  # the generator begins now: when it is dropped, it ends the making
+        options.autotune.enabled = False  # the tuning thread may sleep for a minute after the end
+        return self._make_iterator(dataset.prefetch(1).with_options(options))
 
-    def make_item(self, number: int) -> list[Any]:
-        """The flat tensors of an item, made by this rank now."""
-        made = map(self._convert, map(self._adapter.py_dataset.__getitem__, [number]))  # lazy
-        return self.take_from(made)  # makes the item, and converts an error of the object
+    def take_from(self, iterator: Any) -> list[Any]:
+        """The flat tensors of the next item. If the object fails: the tf.errors.OpError of a generator of Keras."""
+        return tickets.take_next(iterator._iterator_resource, self.specs)
 
-    def _convert(self, item: Any) -> list[Any]:
-        """The flat tensors of an item of the object."""
-        from tensorflow.python.data.util import structure
-
-        item = self._adapter._standardize_batch(item)
-        with tf.device("CPU:0"):
-            item = structure.normalize_element(item, self.spec)
-        found = structure.type_spec_from_value(item)
-        if not structure.are_compatible(found, self.spec):
-            raise TypeError(f"expected an item like the first ones, {self.spec}; found {found}")
-        return tickets.flatten(self.spec, item)
-
-    def take_from(self, made: Iterator[list[Any]]) -> list[Any]:
-        """The next tensors of `made`. If the object fails, raises tf.errors.OpError, as a generator of Keras would."""
-        try:
-            return next(made)
-        except Exception as error:
-            kind = next((kind for python, kind in _ERRORS.items() if isinstance(error, python)), "UnknownError")
-            text = f"{type(error).__name__}: {error}\n{''.join(traceback.format_exception(error))}"
-            raise getattr(tf.errors, kind)(None, None, text) from error
+    def _give_items(self, made: items_ahead.ItemsAhead) -> Iterator[Any]:
+        return map(self._adapter._standardize_batch, made.give_items())
 
     def _generate(self) -> Iterator[Any]:
         """The generator of Keras' dataset. TensorFlow runs it in a thread when code takes elements of an iterator.
@@ -208,17 +179,9 @@ class Source:
         Steps may have taken items of the iterator's pass by then. So the generator asks the pass for the remaining
         items, and the pass ends its turns.
         """
-        if self.is_unused:
-            yield from type(self._adapter)._get_iterator(self._adapter)
-            return
-        whole_pass = self._next_pass() or Pass(self)  # a new pass if `iterate` was not called, as in other threads
-        self._next_pass = lambda: None
-        numbers = whole_pass.give_up_turns()
-        made = items_ahead.ItemsAhead(self._adapter.py_dataset, numbers, self._adapter._standardize_batch)
-        try:
-            yield from made
-        finally:
-            made.stop()
+        whole_pass = self.next_pass() or Pass(self)  # a new pass if `iterate` was not called, as in other threads
+        self.next_pass = lambda: None
+        return self._give_items(items_ahead.ItemsAhead(self._adapter.py_dataset, whole_pass.give_up_turns()))
 
     def choose(self) -> None:
         """Choose the faster way: turns, or all items on every rank. Collective."""
@@ -262,17 +225,16 @@ class Pass:
         taken in all earlier passes.
     _order: the numbers of the items, in the order of this pass; None before its first item.
     _is_order_agreed: the ranks have compared their orders.
-    _made: the iterator of the items that this rank makes ahead. _stop: ends the making.
-    _prepared_for: the number of ranks, and `Source.is_shared`, for which `_made` was created.
-    _is_whole: this rank makes all items, because some code takes elements of the iterator itself.
+    _made: the iterator of the items that this rank makes ahead.
+    _prepared_for: the number of ranks for which `_made` was created.
+    _is_whole: the generator of the iterator makes all remaining items on this rank.
     """
 
     def __init__(self, source: Source):
         self.source, self._position, self._taken_before = source, 0, source.taken_count
         self._order: list[int] | None = None
-        self._prepared_for: tuple[int, bool] | None = None
-        self._made: Iterator[list[Any]] = iter(())
-        self._stop: Callable[[], object] = lambda: None
+        self._prepared_for = 0
+        self._made: Any = None
         self._is_whole = self._is_order_agreed = False
         self.whole_iterator: Callable[[], Any] = lambda: None
 
@@ -284,40 +246,33 @@ class Pass:
         return self._order
 
     def give_up_turns(self) -> list[int]:
-        """The numbers of all remaining items: from now on this rank makes all of them."""
-        self._is_whole = True
+        """The numbers of all remaining items: from now on the generator makes all of them."""
+        self._is_whole, self._made = True, None
         return self.order[self._position :]
 
     def take(self) -> Any:
         """The next item, a `batches.Batch`. Collective if ranks take turns.
 
-        There are three ways:
-            1. The generator makes all items of this pass (`_is_whole`): the item comes from the iterator itself.
-            2. The ranks have chosen to make all items everywhere: this rank makes the item.
-            3. Turns: one rank makes the item and sends the others their rows.
+        There are two ways:
+            1. Turns: one rank makes the item and sends the others their rows.
+            2. The generator makes all items of this pass (`_is_whole`), because the ranks have chosen so, or because
+               other code takes elements, too: the item comes from the iterator itself.
 
         Raises:
             tf.errors.OutOfRangeError: at the end. tf.errors.OpError: a rank cannot make its item; by turns on every
                 rank, otherwise on that rank.
         """
         source = self.source
+        if not self._is_whole:
+            self._agree_on_order()
+            if self._position >= len(self.order):
+                raise tf.errors.OutOfRangeError(None, None, "the items of a PyDataset have all been taken")
+            if source.is_open and source.taken_count >= _MEASURED_ITEMS:
+                source.choose()
+            if not source.is_shared:
+                self._is_whole, source.next_pass = True, weakref.ref(self)
         if self._is_whole:
-            iterator = self.whole_iterator()
-            return batches.WholeBatch(tickets.take_next(iterator._iterator_resource, source.specs), source.are_rows)
-        self._agree_on_order()
-        if self._position >= len(self.order):
-            raise tf.errors.OutOfRangeError(None, None, "the items of a PyDataset have all been taken")
-        if source.is_open and source.taken_count >= _MEASURED_ITEMS:
-            source.choose()
-        if not source.is_shared:
-            self._prepare_items()
-            try:
-                tensors = source.take_from(self._made)
-            except tf.errors.OpError:
-                self._move_to(len(self.order))  # the pass ends, as Keras' generator does with an error
-                raise
-            self._move_to(self._position + 1)
-            return batches.WholeBatch(tensors, source.are_rows)
+            return batches.WholeBatch(source.take_from(self.whole_iterator()), source.are_rows)
         position = self._position  # if a rank is lost meanwhile, the turn is repeated from here
         item = membership.attempt_collectives(NEXT, self._take_turn, undo=lambda: self._move_to(position))
         if item.failure:
@@ -356,23 +311,17 @@ class Pass:
     def _prepare_items(self) -> None:
         """Start to make ahead, of the remaining items, the ones that this rank makes.
 
-        Called for each item. It starts at the first one, and again with another list of items after ranks were lost
-        (turns go to other ranks) or after turns have ended (this rank makes all items).
+        Called for each item. It starts at the first one, and again with another list of items after ranks were lost:
+        turns go to other ranks.
         """
-        me = world.get_world()
-        current = me.size, self.source.is_shared
-        if current == self._prepared_for:
+        size = world.get_world().size
+        if size == self._prepared_for:
             return
-        positions = range(self._position, len(self.order))
-        numbers = [self.order[at] for at in positions if self._makes(at) or not self.source.is_shared]
-        self._stop()
-        self._prepared_for = current
-        if numbers:
-            made = self.source.make_ahead(numbers)
-            self._made, self._stop = made, weakref.finalize(self, made.stop)  # stops also if the pass is dropped
+        numbers = [self.order[at] for at in range(self._position, len(self.order)) if self._makes(at)]
+        self._prepared_for, self._made = size, self.source.make_ahead(numbers) if numbers else None
 
     def _makes(self, position: int) -> bool:
-        """Whether this rank makes an item, in its turn or for a comparison, while ranks take turns.
+        """Whether this rank makes an item, in its turn or for a comparison.
 
         The first `trainers` ranks train. Ranks after them only keep weights (MATEX_STRATEGY=servers:S:only), and make
         no items.

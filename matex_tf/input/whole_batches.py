@@ -51,47 +51,41 @@ def _take(batch: Batch, choice: Choice) -> list[Any]:
 
     If the components of the batch have different numbers of rows (not `is_even`), each rank makes it whole.
     """
-    if choice.is_open and batch.is_even:
-        return _take_timed(batch, choice)
-    if choice.is_gathered and batch.is_even:
-        return _gather_rows(batch)
-    batch.source.work_whole()  # from now on, the iterator makes whole batches ahead
-    return batch.take_whole()
+    if choice.is_gathered is False or not batch.is_even:
+        batch.source.work_whole()  # from now on, the iterator makes whole batches ahead
+        return batch.take_whole()
+    return _gather_rows(batch) if choice.is_gathered else _take_timed(batch, choice)
 
 
 class Choice:
     """How whole batches of a dataset are made.
 
-    is_open: the ranks have not chosen yet.
-    is_gathered: once chosen: ranks make slices and gather them; otherwise each rank makes whole batches.
+    is_gathered: ranks make slices and gather them; False: each rank makes whole batches; None: they have not chosen.
     batch_count: how often a batch was taken. A batch that fails on one rank counts on all: all choose at the same one.
-    whole_seconds, gathered_seconds: the times of the last batches that were made in each way.
+    seconds: the times of the last batches that were made whole, and that were gathered.
     """
 
     def __init__(self) -> None:
-        self.is_open, self.is_gathered, self.batch_count = True, True, 0
-        self.whole_seconds = self.gathered_seconds = math.inf
+        self.is_gathered: bool | None = None
+        self.batch_count, self.seconds = 0, [math.inf, math.inf]
 
 
 def _take_timed(batch: Batch, choice: Choice) -> list[Any]:
     """Take one of the first batches; choose the way after the last of them. Collective."""
     batch.source.prepare()  # this and the next line trace functions, which is not to be timed
     _get_gather_function(batch)
-    if choice.batch_count % 2:  # batches 1 and 3: whole
-        began = time.perf_counter()
-        tensors = batch.take_whole()
-        choice.whole_seconds = time.perf_counter() - began
-    else:
+    is_gathered = choice.batch_count % 2 == 0  # batches 1 and 3: whole
+    if is_gathered:
         # Ranks begin together. After an error of one rank, ranks continue from a sum, but not from a barrier.
         ops.allreduce(tf.zeros([]), "sum", _PLACE)
-        began = time.perf_counter()
-        tensors = _gather_rows(batch)
-        choice.gathered_seconds = time.perf_counter() - began
-        if choice.batch_count >= _BATCHES_UNTIL_CHOICE:
-            _choose(batch, choice)
+    began = time.perf_counter()
+    tensors = _gather_rows(batch) if is_gathered else batch.take_whole()
+    choice.seconds[is_gathered] = time.perf_counter() - began
+    if is_gathered and choice.batch_count >= _BATCHES_UNTIL_CHOICE:
+        _choose(batch, choice)
     # After different first batches each rank makes its own batches, without a choice.
     if choice.batch_count == 1 and not fingerprint.is_batch_of_all(batch.digest(), "the first batch of a dataset"):
-        choice.is_open = choice.is_gathered = False
+        choice.is_gathered = False
     return tensors
 
 
@@ -100,10 +94,9 @@ def _choose(batch: Batch, choice: Choice) -> None:
 
     Gathering must save a batch's time on N ranks: alone * (1 - 1 / N), since a rank still makes 1 / N of the rows.
     """
-    own_seconds = tf.constant([[choice.whole_seconds, choice.gathered_seconds]], tf.float64)
-    whole, gathered = ops.allgather(own_seconds, _PLACE).numpy().T
+    whole, gathered = ops.allgather(tf.constant([choice.seconds], tf.float64), _PLACE).numpy().T
     alone, together = whole.min(), gathered.max()
-    choice.is_open, choice.is_gathered = False, bool(together < alone * (1 - 1 / world.get_world().trainers))
+    choice.is_gathered = bool(together < alone * (1 - 1 / world.get_world().trainers))
     chosen = "ranks make slices and gather them" if choice.is_gathered else "every rank makes all rows"
     times = f"a batch takes a rank {alone * 1e3:.3g} ms to make, and ranks {together * 1e3:.3g} ms to gather"
     advice.explain(batch.source.dataset, f"for batches in eager code {chosen}: {times}")
@@ -129,7 +122,7 @@ def _make_gather_function(batch: Batch) -> Any:
     def gather(own: Any, first: Any, count: Any, total: Any, digest: Any, contributes: Any) -> list[Any]:
         batch_slice = Slice(first, count, total, contributes, tf.constant(world.get_world().rank == 0))
         # All digests are equal if the largest one equals the smallest one, which is -max(-digest).
-        (largest,) = exchanger.exchange([Request("max", tf.stack([digest, -digest]))], batch_slice.of_all())
+        (largest,) = exchanger.exchange([Request("max", tf.stack([digest, -digest]), owned=True)], batch_slice)
         is_same = tf.debugging.Assert(tf.equal(largest[0], -largest[1]), [_DIFFERENT_ELEMENTS], summarize=1)
         with tf.control_dependencies([is_same]):
             requests = [Request("gather", tf.identity(one)) for one, is_row in zip(own, are_rows) if is_row]

@@ -235,7 +235,7 @@ def _show_servers(plan: plan_file.Plan | None, ranks: Sequence[int] | None, opti
             servers = int(min(estimate.value, ceil(workers / ratio)))
             efficiency = queueing.compute_efficiency(workers, servers, compute_seconds, transfer_seconds, ratio)
             outside_text = f"\n[red]outside its domain:[/] {estimate.outside}" if estimate.outside else ""
-            servers_text = f"{estimate.value:.4g}" if estimate.value > servers else str(servers)
+            servers_text = f"{estimate.value:.0f}" if estimate.value < 1e6 else f"{estimate.value:.2g}"
             cells.append(f"{servers_text} ({efficiency:.0%}){outside_text}")
         table.add_row(str(workers), f"{transfer_share:.3f}", *cells)
     console = Console()

@@ -9,20 +9,17 @@ the first op on rows that is in no region, and rows that stay in memory for all 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from typing import Any
 
 from matex_tf import settings
 from matex_tf.microbatches import sizes
 from matex_tf.microbatches.cutting import LeftOut, Region, cut, list_kept
 from matex_tf.microbatches.region import compute_parts
-from matex_tf.rewrite.placement import Placement
 from matex_tf.rewrite.programs import Program
 from matex_tf.runtime import notes
 from matex_tf.steps import events, report
 
 SESSION = "a session of tf.compat.v1 runs it"
-EAGER = "eager code is computed at once: decorate the training step with @tf.function"
 
 _results: dict[int, tuple[list[LeftOut], list[Region]]] = {}
 """What `cut_program` has made of a copy, from `copy_begins` to `step_planned`, by the id of the copy's plan: the ops on
@@ -37,7 +34,6 @@ def start_parts() -> None:
     events.copy_begins.add_listener(_cut_copy)
     events.step_planned.add_listener(_report_plan)
     events.computed_whole.add_listener(_report_whole)
-    events.trained_eagerly.add_listener(functools.partial(_report_whole, "a training step in eager code", EAGER))
 
 
 def _cut_copy(plan: Any, copy: Any) -> None:
@@ -67,21 +63,18 @@ def _cut_copy(plan: Any, copy: Any) -> None:
     copy.transform = functools.partial(cut_program, make_sizes, left_out, regions)
 
 
-def cut_program(
-    make_sizes: Any, left_out: list[LeftOut], regions: list[Region], program: Program, gives: Sequence[Placement]
-) -> Program:
+def cut_program(make_sizes: Any, left_out: list[LeftOut], regions: list[Region], program: Program) -> Program:
     """The program that is built in place of `program`: regions replace ops on rows.
 
     make_sizes: returns the `sizes` of `compute_parts` for one region.
     left_out, regions: receive the ops on rows outside of regions, and the regions.
-    gives: the placements to which the outputs of the program are brought.
     """
 
     def make_loop(region: Region) -> Any:
         regions.append(region)
         return functools.partial(compute_parts, region, make_sizes())
 
-    return cut(program, gives, make_loop, left_out)
+    return cut(program, make_loop, left_out)
 
 
 def _report_plan(plan: Any) -> None:

@@ -18,6 +18,7 @@ outputs. A `need` is one of `needs`; None: the input's own placement. Another pl
 from __future__ import annotations
 
 import copy as copies
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -25,7 +26,8 @@ from typing import Any, NamedTuple
 from matex_tf.rewrite import paths, waves
 from matex_tf.rewrite.compiled import is_compiled
 from matex_tf.rewrite.control import needs_exchange
-from matex_tf.rewrite.functions import is_stateful, read_only_types
+from matex_tf.rewrite.functions import read_only_types
+from matex_tf.rewrite.graph_ops import is_stateful
 from matex_tf.rewrite.nodes import Decision, Node, StandIn, Value
 from matex_tf.rewrite.placement import LIST, PARTIAL, REPLICATED, SHARDED, SIZES, WHOLE, Placement
 from matex_tf.rewrite.programs import Program
@@ -67,27 +69,23 @@ class LeftOut(NamedTuple):
     why: str
 
 
-def cut(
-    program: Program, gives: Sequence[Placement], make_emit: Callable[[Region], Any], left_out: list[LeftOut]
-) -> Program:
+def cut(program: Program, make_emit: Callable[[Region], Any], left_out: list[LeftOut]) -> Program:
     """The program with each region replaced by one node.
 
-    gives: the placements that the outputs are brought to.
     make_emit: returns the `Decision.emit` of a region's node.
     left_out: receives the ops on rows outside of all regions.
     """
-    program = paths.drop_unused(program, gives)
-    waves.schedule(program, list(gives), is_early=_is_end_of_rows)  # sets the levels of nodes
+    waves.schedule(program, is_early=_is_end_of_rows)  # sets the levels of nodes
     nodes = sorted(program.nodes, key=lambda node: node.level)
-    program = Program(nodes, program.inputs, program.outputs, program.effects, program.takes_batch)
+    program = dataclasses.replace(program, nodes=nodes)
     # Find the regions. An op that cannot be in its region moves other ops to other positions: find them again.
     outside = {id(node): why for node in nodes if (why := _find_obstacle(node))}
     positions = _find_positions(nodes, outside)
-    while refused := _find_refused(program, gives, positions):
+    while refused := _find_refused(program, positions):
         outside.update(refused)
         positions = _find_positions(nodes, outside)
     left_out += [LeftOut(node, outside[id(node)]) for node in nodes if id(node) in outside and _has_rows_of_rank(node)]
-    return _Rebuilt(program, gives, positions, make_emit).program
+    return _Rebuilt(program, positions, make_emit).program
 
 
 def _is_end_of_rows(node: Node) -> bool:
@@ -125,7 +123,7 @@ def _find_obstacle(node: Node) -> str:
         return COLLECTIVE
     if node.bodies:
         return next((why for body in node.bodies for one in body.nodes if (why := _find_obstacle(one))), "")
-    is_pure = node.type == CONVERTED_SUM or not is_stateful(node.op) or node.type in read_only_types()
+    is_pure = node.type == CONVERTED_SUM or not is_stateful(node.type) or node.type in read_only_types()
     return "" if is_pure else EFFECT
 
 
@@ -184,10 +182,10 @@ def _list_needed(node: Node) -> Iterator[Node]:
     yield from (one for one in node.controls if one.level == node.level)
 
 
-def _find_refused(program: Program, gives: Sequence[Placement], positions: dict[int, _Position]) -> dict[int, str]:
+def _find_refused(program: Program, positions: dict[int, _Position]) -> dict[int, str]:
     """The ids of ops in regions whose inputs cannot be sliced, or whose results cannot be combined, with the reason."""
     refused: dict[int, str] = {}
-    for value, need, user in _list_crossings(program, gives, positions):
+    for value, need, user in _list_crossings(program, positions):
         # A value from a region, to which the results of parts cannot be combined:
         source, position = value.node, positions.get(id(value.node))  # None for an input of the program
         if source is not None and position is not None and position.is_in_region and not _can_leave(value):
@@ -201,17 +199,17 @@ def _find_refused(program: Program, gives: Sequence[Placement], positions: dict[
 
 
 def _list_crossings(
-    program: Program, gives: Sequence[Placement], positions: dict[int, _Position]
+    program: Program, positions: dict[int, _Position]
 ) -> Iterator[tuple[Value, Placement | None, Node | None]]:
     """Each value that an op in another position uses, with the placement that the op needs, and the op.
 
-    The op is None for an output of the program, and the placement then the one in `gives`.
+    The op is None for an output of the program, and the placement then the one in `Program.gives`.
     """
     for node in program.nodes:
         for value, need in _list_used(node):
             if positions.get(id(value.node)) != positions[id(node)]:
                 yield value, need, node
-    for value, give in zip(program.outputs, gives):
+    for value, give in zip(program.outputs, program.gives):
         if paths.uses_tensor(value, give):
             yield value, give, None
 
@@ -241,12 +239,12 @@ def _has_known_blocks(placement: Placement) -> bool:
 class _Rebuilt:
     """The program with regions as nodes. Its nodes and values are copies."""
 
-    def __init__(self, program: Program, gives: Sequence[Placement], positions: dict[int, _Position], make_emit: Any):
+    def __init__(self, program: Program, positions: dict[int, _Position], make_emit: Any):
         self._make_emit = make_emit
         self._values: dict[int, Value] = {}  # the new value, by the id of the original
         self._nodes: dict[int, Node] = {}  # the new node, or the region, by the id of the original
         # The values and nodes that ops in other positions use or wait for, by their ids.
-        used = {id(value) for value, _, _ in _list_crossings(program, gives, positions)}
+        used = {id(value) for value, _, _ in _list_crossings(program, positions)}
         controls = [(one, node) for node in program.nodes for one in node.controls]
         awaited = {id(one) for one, node in controls if positions[id(one)] != positions[id(node)]}
         awaited |= set(map(id, program.effects))
@@ -261,7 +259,7 @@ class _Rebuilt:
                 new_nodes += map(self._copy, nodes)
         outputs = [self._values.get(id(value), value) for value in program.outputs]
         effects = list(dict.fromkeys(self._nodes[id(node)] for node in program.effects))
-        self.program = Program(new_nodes, program.inputs, outputs, effects, program.takes_batch)
+        self.program = dataclasses.replace(program, nodes=new_nodes, outputs=outputs, effects=effects)
 
     def _copy(self, node: Node) -> Node:
         new = copies.copy(node)

@@ -89,8 +89,7 @@ def _copy_region(copy: Any, region: Region, part_copy: Any, inputs: Sequence[Any
     body_copy.transform = None  # the programs inside of the region are not cut into regions again
     first = rank_slice.first + part_slice.first  # of the part's rows, in the batch
     body_copy.batch_slice = rank_slice._replace(first=first, count=part_slice.count, keeps=keeps)
-    gives = [value.placement for value in region.gives]
-    body = Body(body_copy, Program(region.nodes, [], region.gives, region.awaited), gives)
+    body = Body(body_copy, Program(region.nodes, [], region.gives, region.awaited))
     for node in body.program.nodes:
         node.level = 0  # a region has no collectives, so all its ops are on one level
     for (value, need), tensor in zip(region.takes, inputs):
@@ -111,10 +110,7 @@ def _pass_input(body: Body, part_copy: Any, value: Value, need: Placement | None
     """
     placement = value.placement
     if need is not None:
-        if placement.kind == SIZES:
-            body.brought[id(value), WHOLE] = tensor
-        else:
-            body.whole[id(value)] = tensor
+        body.brought[id(value), WHOLE] = tensor
         return
     if placement.is_sharded:
         tensor = part_copy.slice_rows(tensor, placement)

@@ -1,4 +1,7 @@
-"""A log file of JSON lines, written by one process. A line is complete or missing, and disk errors raise nothing."""
+"""A log file of JSON lines, written by one process. A line is complete or missing, and disk errors raise nothing.
+
+The file is a real one on every rank (`real_files`).
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from matex_tf.runtime import real_files
 
 _encode_line = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -26,7 +31,8 @@ class Log:
     def __init__(self, path: str | os.PathLike[str], report: Callable[[OSError], None], append: bool = False):
         self._report = report
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | (0 if append else os.O_EXCL)
-        self._file = os.open(path, flags, 0o644)
+        with real_files.use_real_files():
+            self._file = os.open(path, flags, 0o644)
         self._lock = threading.Lock()
         start = max(os.fstat(self._file).st_size - _MAX_LINE_BYTES, 0)
         end = start + os.pread(self._file, _MAX_LINE_BYTES, start).rfind(b"\n") + 1

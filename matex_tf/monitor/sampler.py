@@ -67,10 +67,9 @@ def note_epoch(epoch: int, params: Mapping[str, Any], logs: Mapping[str, Any] | 
     `call`, the number of the call of `fit`, identifies an epoch that is repeated after a restart.
     """
     call_member = {} if call is None else {"call": call}
-    if _recorder is not None and _is_writer(_recorder):
-        _recorder.write_event(
-            epoch=epoch + 1, of=params.get("epochs"), steps=params.get("steps"), logs=pick_numbers(logs), **call_member
-        )
+    _write_event(
+        epoch=epoch + 1, of=params.get("epochs"), steps=params.get("steps"), logs=pick_numbers(logs), **call_member
+    )
 
 
 def note_loss(became_first: bool) -> None:  # a listener of `events.world_changed`
@@ -80,13 +79,13 @@ def note_loss(became_first: bool) -> None:  # a listener of `events.world_change
 
 def note_event(text: str) -> None:
     """Record an event for the report, on rank 0."""
-    if _recorder is not None and _is_writer(_recorder):
-        _recorder.write_event(event=text)
+    _write_event(event=text)
 
 
-def _is_writer(recorder: Recorder) -> bool:
-    """Whether this process is rank 0, and not a fork of a rank."""
-    return recorder.process == os.getpid() and world.get_world().rank == 0
+def _write_event(**event: Any) -> None:
+    """Record an event if this process is rank 0, and not a fork of a rank."""
+    if _recorder is not None and _recorder.process == os.getpid() and world.get_world().rank == 0:
+        _recorder.write_event(**event)
 
 
 def _make_folder(run: Path) -> tuple[str, str, str]:
@@ -187,13 +186,12 @@ class Recorder:
         """Record an event in events-N.jsonl of this rank; N is not 0 if rank 0 was lost."""
         if self.log is None:
             return
-        with real_files.use_real_files():
-            try:
-                self.events = self.events or Log(Path(self.folder, EVENTS.format(self.rank)), _report_loss)
-            except OSError as error:
-                _report_loss(error)
-            else:
-                self.events.write_line(up=ops.count_completed(ops.GRADIENTS), **event)
+        try:
+            self.events = self.events or Log(Path(self.folder, EVENTS.format(self.rank)), _report_loss)
+        except OSError as error:
+            _report_loss(error)
+        else:
+            self.events.write_line(up=ops.count_completed(ops.GRADIENTS), **event)
 
     def finish_recording(self) -> None:
         """Called at the end of the script. Collective."""
@@ -218,12 +216,11 @@ class Recorder:
         """The thread: write a sample each `seconds`, which double after each `HALVING_LINES` lines."""
         assert self.log is not None  # otherwise the thread is not started
         next_sample_at = time.monotonic()
-        with real_files.use_real_files():
-            while not self.ended.wait(max(next_sample_at - time.monotonic(), 0)):
-                self.log.write_line(**self.take_sample())
-                if self.log.lines % HALVING_LINES == 0:
-                    self.seconds *= 2
-                next_sample_at = max(next_sample_at + self.seconds, time.monotonic())
+        while not self.ended.wait(max(next_sample_at - time.monotonic(), 0)):
+            self.log.write_line(**self.take_sample())
+            if self.log.lines % HALVING_LINES == 0:
+                self.seconds *= 2
+            next_sample_at = max(next_sample_at + self.seconds, time.monotonic())
 
     def _write_last_line(self, end_text: str) -> None:
         """Write the last line, unless the disk blocks for too long."""
@@ -233,5 +230,4 @@ class Recorder:
         if self.thread is not threading.current_thread():
             self.thread.join(_END_SECONDS)
         if not self.thread.is_alive():
-            with real_files.use_real_files():
-                self.log.write_line(**self.take_sample(), end=end_text)
+            self.log.write_line(**self.take_sample(), end=end_text)

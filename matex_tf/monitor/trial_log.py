@@ -12,7 +12,6 @@ from typing import Any
 
 from matex_tf import settings
 from matex_tf.monitor.log import Log, pick_numbers
-from matex_tf.runtime import real_files
 
 _VARIABLE = settings.PREFIX + "TRIAL"
 
@@ -27,8 +26,7 @@ def start_log(rank: int) -> None:
     os.environ.pop(_VARIABLE, None)
     if not path or rank:
         return
-    with real_files.use_real_files():
-        _log = Log(path, _report_loss, append=True)
+    _log = Log(path, _report_loss, append=True)
     _process = os.getpid()
 
 
@@ -58,8 +56,7 @@ def note_metrics(metrics: Mapping[str, float], epoch: int | None) -> None:
 def _write_line(**line: Any) -> None:
     if _log is None or not is_on():
         return
-    with real_files.use_real_files():
-        _log.write_line(**line)
+    _log.write_line(**line)
 
 
 def _report_loss(error: OSError) -> None:

@@ -7,9 +7,7 @@ without it.
 
 from __future__ import annotations
 
-import linecache
 import os
-import sys
 import traceback
 from typing import Any
 
@@ -29,8 +27,6 @@ _DEFAULT_STRATEGIES = (
     "_DefaultDistributionStrategy", "_DefaultDistributionStrategyV1", "_DefaultReplicaThreadStrategy",
 )  # fmt: skip
 """The strategies that TensorFlow creates for a script that uses none."""
-_SKIPPED_PACKAGES = ("matex_tf", "tensorflow", "keras", "tf_keras", "wrapt", "runpy", "importlib")
-"""Packages whose frames may be on the stack between the script's line and this file."""
 
 
 @HOOKS.replace(
@@ -83,22 +79,15 @@ def _refuse_strategy(original: Any) -> Any:
     def __init__(self, *args, **kwargs):
         name = type(self).__name__
         if name not in _DEFAULT_STRATEGIES and world.is_active():
+            frame = script_frames.find_script_frame(traceback.extract_stack())
+            place = f"{frame.filename}, line {frame.lineno}: {frame.line}" if frame else "the script"
             raise errors.UnsupportedError(
                 f"tf.distribute.{name} cannot be used under several ranks of matex_tf, which shards the batches "
-                f"itself. Remove this line and the `with strategy.scope():` around the model: {find_caller_line()}"
+                f"itself. Remove this line and the `with strategy.scope():` around the model: {place}"
             )
         return original(self, *args, **kwargs)
 
     return __init__
-
-
-def find_caller_line() -> str:
-    """The innermost line of the script on the stack, such as "train.py, line 12: strategy = ..."."""
-    for frame, number in traceback.walk_stack(sys._getframe()):
-        if script_frames.find_package(frame) not in _SKIPPED_PACKAGES:
-            path = frame.f_code.co_filename
-            return f"{path}, line {number}: {linecache.getline(path, number).strip()}".rstrip(": ")
-    return "the script"
 
 
 @HOOKS.replace(

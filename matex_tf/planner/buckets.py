@@ -34,9 +34,9 @@ def sample_price(price: Price, max_bytes: float) -> Price:
 
 def join_neighbours(ready: Sequence[float], sizes: Sequence[float]) -> tuple[list[float], list[float]]:
     """Merge consecutive gradients to at most `MAX_GRADIENTS`. Returns (ready times, sizes)."""
-    count = ceil(len(sizes) / MAX_GRADIENTS) or 1
-    starts = range(0, len(sizes), count)
-    return [max(ready[i : i + count]) for i in starts], [sum(sizes[i : i + count]) for i in starts]
+    group_size = ceil(len(sizes) / MAX_GRADIENTS) or 1
+    starts = range(0, len(sizes), group_size)
+    return [max(ready[i : i + group_size]) for i in starts], [sum(sizes[i : i + group_size]) for i in starts]
 
 
 def find_best_plan(ready: Sequence[float], sizes: Sequence[float], price: Price) -> Plan:
@@ -49,13 +49,13 @@ def find_best_plan(ready: Sequence[float], sizes: Sequence[float], price: Price)
         ready: the time in seconds at which each gradient is ready.
         sizes: the bytes of each gradient.
     """
-    ready_in_order, total_bytes = _compute_ready_times(ready), [0.0, *itertools.accumulate(sizes)]
+    ready_in_order, cumulated_bytes = _compute_ready_times(ready), [0.0, *itertools.accumulate(sizes)]
     # Entry n is about the first n gradients: the earliest end of their transfers, and the first gradient of the last
     # bucket in that plan. The next entry tries all starts of its last bucket.
     ends, bucket_starts = [0.0], [0]
     for stop in range(1, len(sizes) + 1):
         end, start = min(
-            (max(ends[start], ready_in_order[stop - 1]) + price(total_bytes[stop] - total_bytes[start]), start)
+            (max(ends[start], ready_in_order[stop - 1]) + price(cumulated_bytes[stop] - cumulated_bytes[start]), start)
             for start in range(stop)
         )
         ends.append(end)
@@ -73,9 +73,9 @@ def find_greedy_plan(ready: Sequence[float], sizes: Sequence[float], price: Pric
     In reversed time a gradient's transfer comes before its computation, so the last gradient becomes the first layer.
     """
     ready_in_order, start_up = _compute_ready_times(ready), price(0.0)
-    compute = [later - earlier for earlier, later in itertools.pairwise([0.0, *ready_in_order])]
-    transfer = [max(0.0, price(size) - start_up) for size in sizes]
-    layers = ibatch.Layers(compute[::-1], transfer[::-1], start_up)
+    compute_times = [later - earlier for earlier, later in itertools.pairwise([0.0, *ready_in_order])]
+    transfer_times = [max(0.0, price(size) - start_up) for size in sizes]
+    layers = ibatch.Layers(compute_times[::-1], transfer_times[::-1], start_up)
     reversed_plans = (ibatch.plan_whole(layers), ibatch.plan_front_to_back(layers), ibatch.plan_back_to_front(layers))
     plans = [tuple(len(sizes) - boundary for boundary in reversed(plan)) for plan in reversed_plans if plan]
     return min(plans, key=lambda plan: compute_plan_end(plan, ready, sizes, price))

@@ -49,29 +49,31 @@ def choose_ranks(
         steps: the steps of the script alone for which the deadline holds.
         memory: the limit of a rank in bytes; predictions above it do not count. 0: no limit.
     """
-    fitting = [prediction for prediction in predictions if not memory or prediction.memory * MARGIN <= memory]
-    if not fitting:
-        smallest = min(predictions, key=lambda prediction: prediction.memory)
+    candidates = [prediction for prediction in predictions if not memory or prediction.memory * MARGIN <= memory]
+    if not candidates:
+        smallest_prediction = min(predictions, key=lambda prediction: prediction.memory)
         reason = (
-            f"no number of ranks asked for fits {_format_gib(memory)}: with {smallest.ranks} a rank takes "
-            f"{_format_gib(smallest.memory)}, and {MARGIN - 1:.0%} are kept free"
+            f"no number of ranks asked for fits {_format_gib(memory)}: with {smallest_prediction.ranks} a rank takes "
+            f"{_format_gib(smallest_prediction.memory)}, and {MARGIN - 1:.0%} are kept free"
         )
         return Choice(None, f"{reason}{_suggest_less_memory(predictor, memory)}")
     if deadline:
-        return _choose_by_deadline(predictor, fitting, deadline, steps)
-    efficient = [prediction for prediction in fitting if prediction.efficiency >= target]
-    if not efficient:
-        best = max(fitting, key=lambda prediction: prediction.efficiency)
+        return _choose_by_deadline(predictor, candidates, deadline, steps)
+    efficient_predictions = [prediction for prediction in candidates if prediction.efficiency >= target]
+    if not efficient_predictions:
+        best = max(candidates, key=lambda prediction: prediction.efficiency)
         reason = f"no number of ranks reaches {target:.2f}; {best.ranks} is nearest, at {best.efficiency:.2f}"
         return Choice(best, f"{reason}{describe_helps(predictor, best)}")
     # If no step is sharded, all rates are 0: compare steps instead.
-    best = max(efficient, key=lambda prediction: prediction.rows_a_second or 1 / prediction.step)
+    best = max(efficient_predictions, key=lambda prediction: prediction.rows_a_second or 1 / prediction.step)
     reason = f"best for efficiency {target:g}: {_describe_ranks(best)}"
-    alone = predictor.predict_step(1)
-    speedup = best.rows_a_second / alone.rows_a_second if alone.rows_a_second else alone.step / best.step
+    single_rank = predictor.predict_step(1)
+    speedup = (
+        best.rows_a_second / single_rank.rows_a_second if single_rank.rows_a_second else single_rank.step / best.step
+    )
     if speedup < 1:
         reason += f". The script alone, with all cores of its host, is {1 / speedup:.2f} times as fast"
-    return Choice(best, f"{reason}{_describe_next(predictor, fitting, best)}")
+    return Choice(best, f"{reason}{_describe_next(predictor, candidates, best)}")
 
 
 def find_most_rows(predictor: Predictor, memory: float) -> int:
@@ -84,39 +86,41 @@ def find_most_rows(predictor: Predictor, memory: float) -> int:
 
 def _suggest_less_memory(predictor: Predictor, memory: float) -> str:
     """Advice for less memory, if none of the requested numbers of ranks fits."""
-    plan, size = predictor.plan, f"--memory {memory / 2**30:.2f}GiB"
+    plan, memory_option = predictor.plan, f"--memory {memory / 2**30:.2f}GiB"
     if not plan.rows:
         return ". Each rank computes the whole batch: neither more ranks nor MATEX_MICROBATCH reduce that"
     is_memory_of_rows_known = count_measured_rows(plan) > 1
-    rows = find_most_rows(predictor, memory) if is_memory_of_rows_known else 0
-    more_ranks = ""
-    if rows and plan.scaling == "strong":
-        more_ranks = f". {ceil(plan.rows / rows)} ranks would fit, with {rows} rows each"
+    max_rows = find_most_rows(predictor, memory) if is_memory_of_rows_known else 0
+    more_ranks_text = ""
+    if max_rows and plan.scaling == "strong":
+        more_ranks_text = f". {ceil(plan.rows / max_rows)} ranks would fit, with {max_rows} rows each"
     if plan.microbatch:
         parts_text = "parts that fit" if plan.microbatch == settings.AUTO else f"parts of {plan.microbatch} rows"
-        return f"{more_ranks}. That was measured with {parts_text} (MATEX_MICROBATCH)"
-    if not rows and is_memory_of_rows_known:
+        return f"{more_ranks_text}. That was measured with {parts_text} (MATEX_MICROBATCH)"
+    if not max_rows and is_memory_of_rows_known:
         row_gib = _format_gib(predictor.compute.estimate_memory_of_rows(1))
         return f". One row takes {row_gib}, which neither more ranks nor MATEX_MICROBATCH reduce"
     return (
-        f"{more_ranks}. If the model computes each row by itself (no BatchNormalization), parts of a slice may fit: "
-        f"matex run {size} chooses them (MATEX_MICROBATCH=auto). MATEX_MICROBATCH=auto matex plan {size} shows the "
-        "cost"
+        f"{more_ranks_text}. If the model computes each row by itself (no BatchNormalization), parts of a slice may "
+        f"fit: matex run {memory_option} chooses them (MATEX_MICROBATCH=auto). "
+        f"MATEX_MICROBATCH=auto matex plan {memory_option} shows the cost"
     )
 
 
-def _choose_by_deadline(predictor: Predictor, fitting: Sequence[Prediction], deadline: float, steps: int) -> Choice:
+def _choose_by_deadline(predictor: Predictor, candidates: Sequence[Prediction], deadline: float, steps: int) -> Choice:
     if not steps:
         reason = f"no choice by --deadline, because the steps of an epoch {describe_no_epoch(predictor.plan)}"
         return Choice(None, reason)
-    weak = predictor.plan.scaling == "weak"  # each rank then trains its own batches, and fewer steps suffice
-    run_seconds = {prediction: prediction.step * steps / (prediction.ranks if weak else 1) for prediction in fitting}
-    in_time = [prediction for prediction in fitting if run_seconds[prediction] <= deadline]
-    if not in_time:
-        best = min(fitting, key=lambda prediction: run_seconds[prediction])
-        soonest = f"the soonest is {best.ranks}: {run_seconds[best]:.0f} s"
-        return Choice(None, f"no number of ranks ends in {deadline:.0f} s; {soonest}")
-    best = min(in_time, key=lambda prediction: prediction.ranks)
+    is_weak = predictor.plan.scaling == "weak"  # each rank then trains its own batches, and fewer steps suffice
+    run_seconds = {
+        prediction: prediction.step * steps / (prediction.ranks if is_weak else 1) for prediction in candidates
+    }
+    timely_predictions = [prediction for prediction in candidates if run_seconds[prediction] <= deadline]
+    if not timely_predictions:
+        best = min(candidates, key=lambda prediction: run_seconds[prediction])
+        soonest_text = f"the soonest is {best.ranks}: {run_seconds[best]:.0f} s"
+        return Choice(None, f"no number of ranks ends in {deadline:.0f} s; {soonest_text}")
+    best = min(timely_predictions, key=lambda prediction: prediction.ranks)
     return Choice(best, f"the fewest that end in {deadline:.0f} s: {_describe_ranks(best)}, {run_seconds[best]:.0f} s")
 
 
@@ -129,33 +133,34 @@ def _describe_ranks(best: Prediction) -> str:
     return f"{best.ranks} rank{'s' * (best.ranks > 1)} on {best.hosts} host{'s' * (best.hosts > 1)}"
 
 
-def _list_limits(prediction: Prediction, alone: float) -> dict[str, float]:
+def _list_limits(prediction: Prediction, alone_seconds: float) -> dict[str, float]:
     """Seconds of the parts of a step that limit its speed.
 
-    `alone`: seconds in which one rank computes all rows. Only computation beyond an even part of `alone` is a limit.
+    `alone_seconds`: seconds in which one rank computes all rows. Only computation beyond an even part of them is a
+    limit.
     """
     return {
-        "computation that no number of ranks lowers": max(prediction.compute - alone / prediction.ranks, 0.0),
+        "computation that no number of ranks lowers": max(prediction.compute - alone_seconds / prediction.ranks, 0.0),
         "sums that nothing hides": prediction.exposed,
         "small collectives": prediction.small,
         "waiting for the slowest rank": prediction.waiting,
     }
 
 
-def _describe_next(predictor: Predictor, fitting: Sequence[Prediction], best: Prediction) -> str:
+def _describe_next(predictor: Predictor, candidates: Sequence[Prediction], best: Prediction) -> str:
     """Describes the step with the next larger number of ranks, and the largest part that limits it."""
-    larger = [prediction for prediction in fitting if prediction.ranks > best.ranks]
-    if not larger:
+    larger_predictions = [prediction for prediction in candidates if prediction.ranks > best.ranks]
+    if not larger_predictions:
         return describe_helps(predictor, best)
-    following = min(larger, key=lambda prediction: prediction.ranks)
-    alone, _ = predictor.compute.estimate_alone(following.ranks)
-    batches = following.ranks if predictor.plan.scaling == "weak" else 1  # of a step; weak: one for each rank
-    limits = _list_limits(following, batches * alone)
-    largest = max(limits, key=lambda name: limits[name])
+    next_prediction = min(larger_predictions, key=lambda prediction: prediction.ranks)
+    alone_seconds, _ = predictor.compute.estimate_alone(next_prediction.ranks)
+    batches = next_prediction.ranks if predictor.plan.scaling == "weak" else 1  # of a step; weak: one for each rank
+    limit_seconds = _list_limits(next_prediction, batches * alone_seconds)
+    largest_limit = max(limit_seconds, key=lambda name: limit_seconds[name])
     return (
-        f". With {following.ranks} a step is {best.step / following.step:.2f} times as fast, at efficiency "
-        f"{following.efficiency:.2f}: {limits[largest] / following.step:.0%} of it is {largest}"
-        f"{describe_helps(predictor, following)}"
+        f". With {next_prediction.ranks} a step is {best.step / next_prediction.step:.2f} times as fast, at efficiency "
+        f"{next_prediction.efficiency:.2f}: {limit_seconds[largest_limit] / next_prediction.step:.0%} of it is "
+        f"{largest_limit}{describe_helps(predictor, next_prediction)}"
     )
 
 
@@ -178,29 +183,31 @@ def list_helps(predictor: Predictor, prediction: Prediction) -> list[Help]:
     """
     plan, ranks, helps = predictor.plan, prediction.ranks, []
     if prediction.hosts > 1:
-        half_bytes = predictor.predict_step(ranks, squeeze=0.5)  # a step that sends half of the gradients' bytes
-        speedup = prediction.step / half_bytes.step
-        helps.append(Help("MATEX_COMPRESSION=fp16, which changes results", speedup, half_bytes.mark))
+        compressed_step = predictor.predict_step(ranks, squeeze=0.5)  # a step that sends half of the gradients' bytes
+        speedup = prediction.step / compressed_step.step
+        helps.append(Help("MATEX_COMPRESSION=fp16, which changes results", speedup, compressed_step.mark))
     if max(size.busy for size in plan.sizes) > BUSY:
         return helps
     if ranks > 1 and count_measured_rows(plan) > 1:
         # `whole` has measured steps with whole batches of `plan.rows` rows, so it does not hold for larger batches.
-        larger = Predictor(replace(plan, rows=2 * plan.rows, whole=None)).predict_step(ranks)
-        speedup = larger.rows_a_second / prediction.rows_a_second
-        helps.append(Help("twice the rows in a batch, which changes the training", speedup, larger.mark))
+        larger_batch_step = Predictor(replace(plan, rows=2 * plan.rows, whole=None)).predict_step(ranks)
+        speedup = larger_batch_step.rows_a_second / prediction.rows_a_second
+        helps.append(Help("twice the rows in a batch, which changes the training", speedup, larger_batch_step.mark))
     # A half of the ranks on a host, a quarter, and so on.
-    halved = (plan.ranks_per_host >> halvings for halvings in range(1, plan.ranks_per_host.bit_length()))
-    spread = {
+    smaller_per_host = (plan.ranks_per_host >> halvings for halvings in range(1, plan.ranks_per_host.bit_length()))
+    steps_by_per_host = {
         per_host: Predictor(replace(plan, ranks_per_host=per_host)).predict_step(ranks)
-        for per_host in halved
+        for per_host in smaller_per_host
         if per_host < ranks
     }
-    if spread:
-        per_host, best = min(spread.items(), key=lambda item: item[1].step)
-        name = f"{per_host} rank{'s' * (per_host > 1)} a host, on {best.hosts} hosts in place of {prediction.hosts}"
-        helps.append(Help(name, prediction.step / best.step, best.mark))
+    if steps_by_per_host:
+        per_host, best = min(steps_by_per_host.items(), key=lambda item: item[1].step)
+        description = (
+            f"{per_host} rank{'s' * (per_host > 1)} a host, on {best.hosts} hosts in place of {prediction.hosts}"
+        )
+        helps.append(Help(description, prediction.step / best.step, best.mark))
     return helps
 
 
-def _format_gib(size: float) -> str:
-    return f"{size / 2**30:.2f} GiB"
+def _format_gib(byte_count: float) -> str:
+    return f"{byte_count / 2**30:.2f} GiB"

@@ -73,10 +73,10 @@ class _Group:
         self.x = [float(size.rows) for size in sizes]
         self.seconds = Line(self.x, [size.typical for size in sizes], 1e-6)
         # Only sizes of several ranks show when gradients are ready: a single rank reports them at the end of its step.
-        with_times = [size for size in sizes if size.ranks > 1] or self.sizes
-        rows = [float(size.rows) for size in with_times]
-        self.ready = [Line(rows, column) for column in zip(*(size.ready for size in with_times))]
-        self.at = [Line(rows, column) for column in zip(*(size.at for size in with_times))]
+        sizes_with_times = [size for size in sizes if size.ranks > 1] or self.sizes
+        rows = [float(size.rows) for size in sizes_with_times]
+        self.ready = [Line(rows, column) for column in zip(*(size.ready for size in sizes_with_times))]
+        self.at = [Line(rows, column) for column in zip(*(size.at for size in sizes_with_times))]
 
 
 class Compute:
@@ -93,13 +93,13 @@ class Compute:
         largest_group = max(self._groups.values(), key=lambda group: (len(group.seconds.x), group.sizes[0].copies))
         self._reference_line = largest_group.seconds
         # Bytes depend on rows, not on cores. A single rank may have other collectives, and then no bytes.
-        with_bytes = [size for size in plan.sizes if size.bytes]
-        rows = [float(size.rows) for size in with_bytes]
-        self._bytes = [Line(rows, column) for column in zip(*(size.bytes for size in with_bytes))]
+        sizes_with_bytes = [size for size in plan.sizes if size.bytes]
+        rows = [float(size.rows) for size in sizes_with_bytes]
+        self._bytes = [Line(rows, column) for column in zip(*(size.bytes for size in sizes_with_bytes))]
         # Lines of the seconds and of the bytes of input, over rows, or with weak scaling over ranks.
         inputs = [(float(size.ranks if plan.scaling == "weak" else size.rows), size.input) for size in plan.sizes]
-        measured = [(x, cost.seconds, cost.bytes) for x, cost in inputs if cost is not None]
-        x, *columns = zip(*measured) if measured else [()]  # without a measurement there are no columns
+        measured_inputs = [(x, cost.seconds, cost.bytes) for x, cost in inputs if cost is not None]
+        x, *columns = zip(*measured_inputs) if measured_inputs else [()]  # without a measurement there are no columns
         self._input = [Line(x, column) for column in columns]
         self.estimate_memory_of_rows = Line(
             [float(size.rows) for size in plan.sizes], [float(size.peak_bytes) for size in plan.sizes]
@@ -120,9 +120,9 @@ class Compute:
         Measured steps include their input: the next batch is read and decoded on idle cores, or alternates with the
         step. So a step takes at least as long as its input on all cores of the rank.
         """
-        group, cost = self._choose_group(ranks), self.estimate_input(ranks)
+        group, input_cost = self._choose_group(ranks), self.estimate_input(ranks)
         cores = self.plan.cores / group.sizes[0].copies
-        input_seconds = cost.seconds / cores if cost else 0.0
+        input_seconds = input_cost.seconds / cores if input_cost else 0.0
         return max(self._read_line(group.seconds, count_slice_rows(self.plan, ranks)), input_seconds)
 
     def estimate_input(self, ranks: int) -> Input | None:
@@ -131,8 +131,8 @@ class Compute:
         For sharded input, `a` is the work of each rank for all rows, such as ordering them. For other input `b` is 0.
         With weak scaling all slices have equal sizes, and a rank may process the batches of all ranks: a + b * ranks.
         """
-        x = ranks if self.plan.scaling == "weak" else count_slice_rows(self.plan, ranks)
-        return Input(*(line(x) for line in self._input)) if self._input else None
+        position = ranks if self.plan.scaling == "weak" else count_slice_rows(self.plan, ranks)
+        return Input(*(line(position) for line in self._input)) if self._input else None
 
     def estimate_whole_batch(self, ranks: int) -> float:
         """Typical seconds of a step in which each of `ranks` ranks on one host trains the whole batch by itself."""
@@ -142,10 +142,10 @@ class Compute:
         """(seconds, mark) of a step of one rank alone, with as many cores as each of `ranks` ranks: the base of
         efficiency. The mark says whether the seconds are measured or extrapolated.
         """
-        # `whole`: steps in which each rank of a full host trains a whole batch; None if ranks cannot train so.
-        whole, group = self.plan.whole, self._choose_group(ranks)
-        if ranks > 1 and whole is not None and whole.copies == group.sizes[0].copies:
-            return whole.typical, MEASURED
+        # `whole_batch`: steps in which each rank of a full host trains a whole batch; None if ranks cannot train so.
+        whole_batch, group = self.plan.whole, self._choose_group(ranks)
+        if ranks > 1 and whole_batch is not None and whole_batch.copies == group.sizes[0].copies:
+            return whole_batch.typical, MEASURED
         is_near = self.plan.rows <= max(group.x) * FAR
         return self.estimate_whole_batch(ranks), MEASURED if is_near else EXTRAPOLATED
 
@@ -182,8 +182,8 @@ class Compute:
 
     def count_idle_cores(self, ranks: int, cores: int) -> float:
         """The number of a rank's `cores` that its computation leaves idle, as with a GPU; 0 if not measured."""
-        used = [cores if size.cores is None else size.cores for size in self._choose_group(ranks).sizes]
-        return max(cores - max(used), 0.0)
+        used_cores = [cores if size.cores is None else size.cores for size in self._choose_group(ranks).sizes]
+        return max(cores - max(used_cores), 0.0)
 
     def _read_line(self, line: Line, rows: float) -> float:
         """The value of `line` at `rows`. A line of one point grows with rows in proportion to the reference line."""
@@ -210,8 +210,8 @@ class Compute:
     def compute_spread(self, ranks: int) -> list[float]:
         """The steps of the size with the most similar slices, divided by its typical step, sorted."""
         rows = count_slice_rows(self.plan, ranks)
-        nearest = min(self._choose_group(ranks).sizes, key=lambda size: abs(np.log((size.rows + 1) / (rows + 1))))
-        return sorted(step / nearest.typical for step in nearest.steps)
+        nearest_size = min(self._choose_group(ranks).sizes, key=lambda size: abs(np.log((size.rows + 1) / (rows + 1))))
+        return sorted(step / nearest_size.typical for step in nearest_size.steps)
 
     def estimate_slowest(self, ranks: int) -> tuple[float, float]:
         """The step of the slowest of `ranks` ranks over a typical step: (as measured, with rare longer steps).
@@ -219,10 +219,10 @@ class Compute:
         Measured steps do not show rare steps (`RARE`, `LONGER`).
         """
         steps = self.compute_spread(ranks)
-        measured = compute_expected_maximum(steps, [1.0] * len(steps), ranks)
+        measured_maximum = compute_expected_maximum(steps, [1.0] * len(steps), ranks)
         rare_steps = [step * LONGER for step in steps]
         weights = [1 - RARE] * len(steps) + [RARE] * len(steps)
-        return max(measured, 1.0), max(compute_expected_maximum(steps + rare_steps, weights, ranks), 1.0)
+        return max(measured_maximum, 1.0), max(compute_expected_maximum(steps + rare_steps, weights, ranks), 1.0)
 
 
 def compute_expected_maximum(values: Sequence[float], weights: Sequence[float], draws: int) -> float:
@@ -232,5 +232,5 @@ def compute_expected_maximum(values: Sequence[float], weights: Sequence[float], 
     """
     order = np.argsort(values)
     cumulated_weights = np.cumsum(np.array(weights)[order])
-    at_most = (cumulated_weights / cumulated_weights[-1]) ** draws
-    return float(np.sum(np.array(values)[order] * np.diff(at_most, prepend=0.0)))
+    maximum_distribution = (cumulated_weights / cumulated_weights[-1]) ** draws
+    return float(np.sum(np.array(values)[order] * np.diff(maximum_distribution, prepend=0.0)))

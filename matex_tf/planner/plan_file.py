@@ -179,8 +179,8 @@ class Plan:
     def __post_init__(self) -> None:
         if not self.sizes:
             raise PlanFileError("no size was measured")
-        kinds = [(size.ranks, size.copies) for size in self.sizes]
-        if kinds != sorted(set(kinds)):
+        size_keys = [(size.ranks, size.copies) for size in self.sizes]
+        if size_keys != sorted(set(size_keys)):
             raise PlanFileError("the measured sizes are not sorted by numbers of ranks and copies")
         for size in self.sizes:
             if len(size.ready) != len(self.gradients) or len(size.at) != len(self.collectives):
@@ -205,8 +205,8 @@ class Plan:
 
 def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
     """Write the plan to `path`, as JSON. After an error, an earlier file remains."""
-    with atomic.write_beside(os.fspath(path)) as place:
-        Path(place).write_text(json.dumps(dataclasses.asdict(plan), indent=1) + "\n")
+    with atomic.write_beside(os.fspath(path)) as temporary_path:
+        Path(temporary_path).write_text(json.dumps(dataclasses.asdict(plan), indent=1) + "\n")
 
 
 def load_plan(path: str | os.PathLike[str]) -> Plan:
@@ -242,24 +242,24 @@ def read_link(text: str) -> LinkMeasurement:
         raise PlanFileError(f"no measurement of a link: {lines[-1:]}") from None
 
 
-def _build_value(kind: Any, value: Any) -> Any:
-    """Convert `value`, from JSON, to the type `kind`: a dataclass, a tuple, a number or text, or an optional one."""
-    if isinstance(kind, types.UnionType):
-        kind, _ = typing.get_args(kind)  # all optional fields are `KIND | None`
+def _build_value(expected_type: Any, value: Any) -> Any:
+    """Convert `value`, from JSON, to `expected_type`: a dataclass, a tuple, a number or text, or an optional one."""
+    if isinstance(expected_type, types.UnionType):
+        expected_type, _ = typing.get_args(expected_type)  # all optional fields are `TYPE | None`
         if value is None:
             return None
-    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+    if isinstance(expected_type, type) and dataclasses.is_dataclass(expected_type):
         if not isinstance(value, dict):
-            raise PlanFileError(f"expected {kind.__name__}, not {value!r}")
-        field_types = typing.get_type_hints(kind)
-        unknown = set(value) - set(field_types)
-        if unknown:
-            raise PlanFileError(f"{kind.__name__} has no {', '.join(sorted(unknown))}")
-        return kind(**{name: _build_value(field_types[name], item) for name, item in value.items()})
-    if typing.get_origin(kind) is tuple:
-        return tuple(_build_value(typing.get_args(kind)[0], item) for item in value)
-    if kind is float and isinstance(value, int):
+            raise PlanFileError(f"expected {expected_type.__name__}, not {value!r}")
+        field_types = typing.get_type_hints(expected_type)
+        unknown_names = set(value) - set(field_types)
+        if unknown_names:
+            raise PlanFileError(f"{expected_type.__name__} has no {', '.join(sorted(unknown_names))}")
+        return expected_type(**{name: _build_value(field_types[name], item) for name, item in value.items()})
+    if typing.get_origin(expected_type) is tuple:
+        return tuple(_build_value(typing.get_args(expected_type)[0], item) for item in value)
+    if expected_type is float and isinstance(value, int):
         return float(value)
-    if not isinstance(value, kind):
-        raise PlanFileError(f"expected {kind.__name__}, not {value!r}")
+    if not isinstance(value, expected_type):
+        raise PlanFileError(f"expected {expected_type.__name__}, not {value!r}")
     return value

@@ -187,8 +187,10 @@ class Links:
 def fit_messages(sizes: Sequence[int], seconds: Sequence[float], ranks: int) -> MeasuredLink:
     """The cost of a message, from sums by log2(ranks) rounds, each with a message and an addition of all bytes."""
     rounds = max((ranks - 1).bit_length(), 1)
-    messages = [collectives.subtract_addition(total / rounds, size) for size, total in zip(sizes, seconds)]
-    return MeasuredLink(sizes, messages)
+    message_seconds = [
+        collectives.subtract_addition(sum_seconds / rounds, size) for size, sum_seconds in zip(sizes, seconds)
+    ]
+    return MeasuredLink(sizes, message_seconds)
 
 
 class _Sums(NamedTuple):
@@ -215,11 +217,13 @@ class Predictor:
         candidates = self._predict_sums(ranks, squeeze)
         # Ranks take the fastest algorithm, so the others give an upper bound if MPI's own was not measured.
         is_mpi_known = self.links.is_mpi_known(ranks)
-        best = min(sums for sums in candidates if is_mpi_known or sums.algorithm != MPI)
-        exposed = max(best.end - compute, 0.0)
+        best_sums = min(sums for sums in candidates if is_mpi_known or sums.algorithm != MPI)
+        exposed = max(best_sums.end - compute, 0.0)
         # The low end of the range also counts on MPI's own sums if they were not measured.
         min_exposed = max(min(candidates).end - compute, 0.0)
-        return self.make_prediction(ranks, compute, exposed, best.algorithm, best.overlaps, min_exposed=min_exposed)
+        return self.make_prediction(
+            ranks, compute, exposed, best_sums.algorithm, best_sums.overlaps, min_exposed=min_exposed
+        )
 
     def make_prediction(
         self, ranks: int, compute: float, exposed: float, algorithm: str, overlapped: bool, marks: Sequence[str] = (),
@@ -239,15 +243,15 @@ class Predictor:
         rows = count_slice_rows(plan, ranks) if rows is None else rows
         small = self._estimate_small(ranks) if small is None else small
         min_exposed = exposed if min_exposed is None else min_exposed
-        slowest, slowest_rare = self.compute.estimate_slowest(ranks) if waits_for_slowest else (1.0, 1.0)
-        waiting = compute * (slowest - 1)
+        slowest_factor, slowest_rare_factor = self.compute.estimate_slowest(ranks) if waits_for_slowest else (1.0, 1.0)
+        waiting = compute * (slowest_factor - 1)
         step = compute + exposed + small + waiting
         compute_mark, link_mark = marks or (self.compute.find_mark(ranks), self.links.find_mark(ranks))
         # Communication may take 1/1.1 to 1.1 times the prediction if all is measured, and 1/1.5 to 1.5 times otherwise.
         uncertainty = 1.1 if compute_mark == link_mark == MEASURED else 1.5
         busy_share = self.compute.find_busy_share(ranks)  # the load by other processes may change
         low = compute * (1 - busy_share) + (min_exposed + small) / uncertainty
-        high = compute * slowest_rare * (1 + busy_share) + (exposed + small) * uncertainty
+        high = compute * slowest_rare_factor * (1 + busy_share) + (exposed + small) * uncertainty
         batches = ranks if plan.scaling == "weak" else 1  # batches that all ranks together train in a step
         alone_seconds, alone_mark = self.compute.estimate_alone(ranks)
         return Prediction(
@@ -275,18 +279,18 @@ class Predictor:
         """The sums of gradients by each algorithm: after the computation and, where possible, overlapped with it."""
         links = self.links
         sizes = [gradient.bytes * squeeze for gradient in self.plan.gradients]
-        total = sum(sizes)
-        compute, slowdown = self.compute.estimate_seconds(ranks), self.estimate_slowdown(ranks, total)
-        ready = [slowdown * at for at in self.compute.estimate_ready_times(ranks)]
+        total_bytes = sum(sizes)
+        compute, slowdown = self.compute.estimate_seconds(ranks), self.estimate_slowdown(ranks, total_bytes)
+        ready_times = [slowdown * time for time in self.compute.estimate_ready_times(ranks)]
         candidates = []
-        for name in (SHARED_MEMORY,) if ranks <= links.per_host else collectives.EXACT:
-            one_sum = links.estimate_small(ranks, 0) + links.estimate_sum(ranks, name, total)
-            candidates.append(_Sums(compute + one_sum, name, overlaps=False))
+        for algorithm in (SHARED_MEMORY,) if ranks <= links.per_host else collectives.EXACT:
+            one_sum_seconds = links.estimate_small(ranks, 0) + links.estimate_sum(ranks, algorithm, total_bytes)
+            candidates.append(_Sums(compute + one_sum_seconds, algorithm, overlaps=False))
             # On one host, sums use the computing cores, so they cannot be hidden.
             if self.plan.overlaps and ranks > links.per_host:
-                price = functools.partial(links.estimate_bucket, ranks, name)
-                end = _find_end_of_buckets(ready, sizes, buckets.sample_price(price, total))
-                candidates.append(_Sums(max(end, slowdown * compute), name, overlaps=True))
+                price = functools.partial(links.estimate_bucket, ranks, algorithm)
+                end = _find_end_of_buckets(ready_times, sizes, buckets.sample_price(price, total_bytes))
+                candidates.append(_Sums(max(end, slowdown * compute), algorithm, overlaps=True))
         return candidates
 
 

@@ -43,11 +43,11 @@ def compute_throughput(workers: int, servers: int, compute: float, transfer: flo
         return min(workers, servers * share) / transfer
     # For each number of transferring workers: the number of transfers that end in a second.
     rates = [min(transferring, servers * share) / transfer for transferring in range(workers + 1)]
-    logs = [0.0]  # logarithms of the probabilities, up to a constant: products for many workers would overflow
+    log_weights = [0.0]  # logarithms of the probabilities, up to a constant: products for many workers would overflow
     for transferring in range(1, workers + 1):
-        logs.append(logs[-1] + math.log((workers - transferring + 1) / compute / rates[transferring]))
-    largest = max(logs)
-    weights = [math.exp(log - largest) for log in logs]
+        log_weights.append(log_weights[-1] + math.log((workers - transferring + 1) / compute / rates[transferring]))
+    largest_log = max(log_weights)
+    weights = [math.exp(log_weight - largest_log) for log_weight in log_weights]
     return sum(weight * rate for weight, rate in zip(weights, rates)) / sum(weights)
 
 

@@ -27,8 +27,8 @@ def format_table(plan: Plan, predictions: Sequence[Prediction]) -> Table:
     """The table of predictions, with a row for each number of ranks; milliseconds, MiB."""
     table = Table(box=None, pad_edge=False)
     rows = [_format_cells(plan, prediction) for prediction in predictions]
-    for name in rows[0]:
-        table.add_column(name, justify="right")
+    for column in rows[0]:
+        table.add_column(column, justify="right")
     for cells in rows:
         table.add_row(*cells.values())
     return table
@@ -93,30 +93,30 @@ def format_heading(plan: Plan, predictor: Predictor) -> str:
 
 def _describe_input(plan: Plan) -> list[str]:
     """The cost of reading and decoding a batch, on the fewest and on the most ranks that were measured."""
-    measured = [(size.ranks, size.input) for size in plan.sizes if size.input is not None]
-    if not measured:
+    measured_inputs = [(size.ranks, size.input) for size in plan.sizes if size.input is not None]
+    if not measured_inputs:
         return ["input: not measured, since steps take no batches of a tf.data pipeline before they begin"]
-    costs = [
+    cost_texts = [
         f"rank 0 of {ranks} {cost.seconds * 1e3:.3g} ms of a core and {settings.format_bytes(cost.bytes)}"
-        for ranks, cost in dict([measured[0], measured[-1]]).items()  # one item if both are the same
+        for ranks, cost in dict([measured_inputs[0], measured_inputs[-1]]).items()  # one item if both are the same
     ]
-    return [f"to read and decode a batch takes {', and '.join(costs)}"]
+    return [f"to read and decode a batch takes {', and '.join(cost_texts)}"]
 
 
-def _format_megabytes(count: float) -> str:
-    megabytes = count / 1e6
+def _format_megabytes(byte_count: float) -> str:
+    megabytes = byte_count / 1e6
     return "<0.01" if 0 < megabytes < 0.005 else f"{megabytes:.{2 if megabytes < 100 else 0}f}"
 
 
 def _describe_computation(plan: Plan, predictor: Predictor) -> str:
     """The seconds of a step's computation: a constant, and a part for each row, as far as that was measured."""
-    fixed, row = predictor.compute.split_seconds()
-    text = f"{fixed * 1e3:.1f} ms a step"
+    fixed_seconds, row_seconds = predictor.compute.split_seconds()
+    text = f"{fixed_seconds * 1e3:.1f} ms a step"
     if not plan.rows:
         return f"{text} on any number of ranks, each of which computes the whole batch"
     if count_measured_rows(plan) < 2:
         return f"{text} of {plan.sizes[0].rows} rows; no other number of rows was measured"
-    return f"{text} + {row * 1e3:.3g} ms a row"
+    return f"{text} + {row_seconds * 1e3:.3g} ms a row"
 
 
 def _format_microseconds(seconds: float) -> str:
@@ -133,17 +133,17 @@ def _describe_sizes(plan: Plan) -> str:
     """The measured numbers of ranks, of concurrent copies, and of steps. A `Size` is one measurement: the script as
     rank 0 of `ranks`.
     """
-    groups: dict[int, list[Size]] = {}
+    sizes_by_copies: dict[int, list[Size]] = {}
     for size in plan.sizes:
-        groups.setdefault(size.copies, []).append(size)
-    groups_text = []
-    for copies, sizes in sorted(groups.items()):
-        counts = sorted({len(size.steps) for size in sizes})
-        steps = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-        ranks = ", ".join(str(size.ranks) for size in sizes)
+        sizes_by_copies.setdefault(size.copies, []).append(size)
+    group_texts = []
+    for copies, sizes in sorted(sizes_by_copies.items()):
+        step_counts = sorted({len(size.steps) for size in sizes})
+        steps_text = f"{step_counts[0]}" if len(step_counts) == 1 else f"{step_counts[0]} to {step_counts[-1]}"
+        ranks_text = ", ".join(str(size.ranks) for size in sizes)
         copies_text = f"{copies} at once" if copies > 1 else "alone"
-        groups_text.append(f"rank 0 of {ranks} ({copies_text}, {steps} step{'s' * (counts[-1] > 1)})")
-    return "; ".join(groups_text)
+        group_texts.append(f"rank 0 of {ranks_text} ({copies_text}, {steps_text} step{'s' * (step_counts[-1] > 1)})")
+    return "; ".join(group_texts)
 
 
 def format_closing(plan: Plan, predictor: Predictor, memory: float = 0.0) -> str:
@@ -202,7 +202,8 @@ def make_json(plan: Plan, predictions: Sequence[Prediction], choice: Choice) -> 
     return {
         "script": list(plan.script),
         "predictions": [
-            {**asdict(one), "mark": one.mark, "efficiency_mark": one.efficiency_mark} for one in predictions
+            {**asdict(prediction), "mark": prediction.mark, "efficiency_mark": prediction.efficiency_mark}
+            for prediction in predictions
         ],
         "best": choice.best.ranks if choice.best else None,
         "reason": choice.reason,
@@ -229,10 +230,14 @@ def draw_chart(predictions: Sequence[Prediction]) -> str:
         """The fraction of the height for seconds of a step."""
         return log2(seconds / min_seconds) / time_doublings
 
-    band = [format_point(prediction.ranks, scale_seconds(prediction.high)) for prediction in predictions]
-    band += [format_point(prediction.ranks, scale_seconds(prediction.low)) for prediction in reversed(predictions)]
-    steps = " ".join(format_point(prediction.ranks, scale_seconds(prediction.step)) for prediction in predictions)
-    efficiency = " ".join(format_point(prediction.ranks, min(prediction.efficiency, 1.0)) for prediction in predictions)
+    band_points = [format_point(prediction.ranks, scale_seconds(prediction.high)) for prediction in predictions]
+    band_points += [
+        format_point(prediction.ranks, scale_seconds(prediction.low)) for prediction in reversed(predictions)
+    ]
+    step_points = " ".join(format_point(prediction.ranks, scale_seconds(prediction.step)) for prediction in predictions)
+    efficiency_points = " ".join(
+        format_point(prediction.ranks, min(prediction.efficiency, 1.0)) for prediction in predictions
+    )
     texts = [_draw_text(format_point(prediction.ranks, -0.07), str(prediction.ranks)) for prediction in predictions]
     ticks = [f"{min_seconds * 2 ** (time_doublings * i / 4) * 1e3:.3g} ms" for i in range(5)]
     texts += [_draw_text(format_point(1, i / 4), tick, "end") for i, tick in enumerate(ticks)]
@@ -240,9 +245,9 @@ def draw_chart(predictions: Sequence[Prediction]) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="sans-serif" '
         f'font-size="11">\n<rect width="100%" height="100%" fill="white"/>\n'
-        f'<polygon points="{" ".join(band)}" fill="#1f77b4" opacity="0.2"/>\n'
-        f'<polyline points="{steps}" fill="none" stroke="#1f77b4" stroke-width="2"/>\n'
-        f'<polyline points="{efficiency}" fill="none" stroke="#d62728" stroke-width="2"/>\n' + "\n".join(texts)
+        f'<polygon points="{" ".join(band_points)}" fill="#1f77b4" opacity="0.2"/>\n'
+        f'<polyline points="{step_points}" fill="none" stroke="#1f77b4" stroke-width="2"/>\n'
+        f'<polyline points="{efficiency_points}" fill="none" stroke="#d62728" stroke-width="2"/>\n' + "\n".join(texts)
         + f'\n<text x="{_MARGIN}" y="24" fill="#1f77b4">step</text>'
         + f'<text x="{_WIDTH - _MARGIN - 60}" y="24" fill="#d62728">efficiency</text>\n</svg>\n'
     )  # fmt: skip

@@ -66,9 +66,9 @@ def estimate_strategies(predictor: Predictor, ranks: int, requested: str = "") -
     allreduce = predictor.predict_step(ranks)
     all_slots = float(update.whole + update.slots)
     prices = [Price("allreduce", allreduce, all_slots, allreduce.memory)]
-    refused: list[Refusal] = []
+    refusals: list[Refusal] = []
     if ranks == 1:
-        return prices, refused
+        return prices, refusals
     if update.weights:
         if 0 < settings.count_only_serving(requested) < ranks:
             prices.append(_estimate_only_serving(predictor, ranks, requested))
@@ -79,40 +79,40 @@ def estimate_strategies(predictor: Predictor, ranks: int, requested: str = "") -
             step = predict_pieces(predictor, allreduce, owners)
             prices.append(Price(_name_pieces(owners, ranks), step, slots, allreduce.memory - all_slots + slots))
     else:
-        refused.append(Refusal("sharded, servers:S", update.why_not or "no optimizer of Keras updates weights"))
-    not_async = update.not_async
+        refusals.append(Refusal("sharded, servers:S", update.why_not or "no optimizer of Keras updates weights"))
+    why_not_async = update.not_async
     if allreduce.hosts > 1:
-        not_async = not_async or "the ranks are on several hosts, which share no memory"
+        why_not_async = why_not_async or "the ranks are on several hosts, which share no memory"
     elif predictor.plan.scaling == "weak":
-        not_async = not_async or "with weak scaling each rank already has its own batch"
-    if not_async:
-        refused.append(Refusal("async", not_async))
+        why_not_async = why_not_async or "with weak scaling each rank already has its own batch"
+    if why_not_async:
+        refusals.append(Refusal("async", why_not_async))
     else:
         step = predict_async(predictor, ranks)
         whole_batch = predictor.plan.whole  # its measurement
         prices.append(Price("async", step, all_slots, whole_batch.peak_bytes if whole_batch else step.memory))
     if update.not_local:
-        refused.append(Refusal("local:H", update.not_local))
+        refusals.append(Refusal("local:H", update.not_local))
     else:
         period = _read_number(requested, "local", SHOWN_PERIOD)
         step = predict_local(predictor, allreduce, period)
         prices.append(Price(f"local:{period}", step, all_slots, step.memory))
-    return prices, refused
+    return prices, refusals
 
 
 def _estimate_only_serving(predictor: Predictor, ranks: int, strategy: str) -> Price:
     """The price of `servers:S:only`: the last S ranks own the pieces, and compute one row instead of a slice."""
     plan, update, owners = predictor.plan, predictor.plan.update, settings.count_only_serving(strategy)
-    training = ranks - owners
+    training_ranks = ranks - owners
     # Each training rank has the slice that it would have of a larger batch on all ranks. So predict that batch.
-    larger_plan = plan if plan.scaling == "weak" else replace(plan, rows=ceil(plan.rows * ranks / training))
+    larger_plan = plan if plan.scaling == "weak" else replace(plan, rows=ceil(plan.rows * ranks / training_ranks))
     larger_predictor = Predictor(larger_plan)
     allreduce = larger_predictor.predict_step(ranks)
     step = predict_pieces(larger_predictor, allreduce, owners)
     slots = update.whole + update.slots / owners
     # An owner has its share of the slots that can be in pieces; a training rank has none of these slots.
     owner_bytes = larger_predictor.compute.estimate_memory_of_rows(1) - update.slots + update.slots / owners
-    batches = training if plan.scaling == "weak" else 1
+    batches = training_ranks if plan.scaling == "weak" else 1
     step = replace(
         step,
         rows_a_second=plan.rows * batches / step.step,  # this and the efficiency: of the real batch
@@ -127,46 +127,46 @@ def find_price(predictor: Predictor, ranks: int, strategy: str) -> Price:
     Raises:
         PlanFileError: the strategy is impossible for the script, or unknown.
     """
-    price_list, refused = estimate_strategies(predictor, ranks, strategy)
-    prices = {price.strategy: price for price in price_list}
+    price_list, refusals = estimate_strategies(predictor, ranks, strategy)
+    prices_by_name = {price.strategy: price for price in price_list}
     if strategy == "auto":
-        exact = [prices[name] for name in ("allreduce", "sharded") if name in prices]
-        return min(exact, key=lambda price: price.step.step)
+        exact_prices = [prices_by_name[name] for name in ("allreduce", "sharded") if name in prices_by_name]
+        return min(exact_prices, key=lambda price: price.step.step)
     family = settings.get_strategy_name(strategy)
     name = strategy
     if family == "async":
         name = "async"
     elif family == "servers" and not settings.count_only_serving(strategy):
         name = _name_pieces(_read_number(strategy, "servers", ranks), ranks)
-    if name not in prices:  # a refusal may name several strategies
-        reasons = [refusal.why for refusal in refused if family in refusal.strategy] or [f"there are {ranks} ranks"]
+    if name not in prices_by_name:  # a refusal may name several strategies
+        reasons = [refusal.why for refusal in refusals if family in refusal.strategy] or [f"there are {ranks} ranks"]
         raise PlanFileError(f"{strategy}: {reasons[0]}")
-    return prices[name]
+    return prices_by_name[name]
 
 
 def _name_pieces(owners: int, ranks: int) -> str:
     return "sharded" if owners == ranks else f"servers:{owners}"
 
 
-def _read_number(strategy: str, name: str, otherwise: int) -> int:
-    """The number in a `strategy` with this name, such as 4 in servers:4; for other strategies `otherwise`."""
+def _read_number(strategy: str, name: str, default: int) -> int:
+    """The number in a `strategy` with this name, such as 4 in servers:4; for other strategies `default`."""
     if settings.get_strategy_name(strategy) != name:
-        return otherwise
-    return settings.get_strategy_number(strategy, otherwise)
+        return default
+    return settings.get_strategy_number(strategy, default)
 
 
 def predict_pieces(predictor: Predictor, allreduce: Prediction, owners: int) -> Prediction:
     """The step in which each of `owners` ranks updates a piece of the weights, from the step of `allreduce`."""
     links, ranks, update = predictor.links, allreduce.ranks, predictor.plan.update
-    update_seconds, mark = predictor.compute.estimate_update(ranks), allreduce.compute_mark
+    update_seconds, compute_mark = predictor.compute.estimate_update(ranks), allreduce.compute_mark
     if not update_seconds:
-        mark = ASSUMED
+        compute_mark = ASSUMED
         update_seconds = pieces.estimate_update(1, update.weights, update.slots, collectives.MEMORY)
     update_seconds = min(update_seconds, allreduce.compute)  # both are estimated, each by itself
-    estimate = _estimate_pieces_on_one_host if ranks <= links.per_host else _estimate_pieces_between_hosts
+    estimate_sums = _estimate_pieces_on_one_host if ranks <= links.per_host else _estimate_pieces_between_hosts
     compute = allreduce.compute - update_seconds * (1 - 1 / owners)  # an owner updates 1/owners of the weights
-    exposed = estimate(predictor, ranks, owners) + links.estimate_small(ranks, 0)  # the rendezvous of publishing
-    marks = mark, find_weakest(allreduce.link_mark, EXTRAPOLATED)
+    exposed = estimate_sums(predictor, ranks, owners) + links.estimate_small(ranks, 0)  # the rendezvous of publishing
+    marks = compute_mark, find_weakest(allreduce.link_mark, EXTRAPOLATED)
     return predictor.make_prediction(ranks, compute, exposed, allreduce.algorithm, allreduce.overlapped, marks)
 
 
@@ -194,18 +194,18 @@ def _estimate_pieces_between_hosts(predictor: Predictor, ranks: int, owners: int
     # A sum goes around the ring twice. Gradients of pieces go once, in messages ranks / owners times as large. So they
     # send ranks / (2 * owners) times the bytes of a sum: half of them if all ranks are owners.
     piece_share = min(update.gradients / plan.gradient_bytes, 1.0)  # not every step has the updates of all optimizers
-    sums = predictor.predict_step(ranks, 1 - piece_share + piece_share * ranks / (2 * owners)).exposed
+    sum_seconds = predictor.predict_step(ranks, 1 - piece_share + piece_share * ranks / (2 * owners)).exposed
     estimate_half = functools.partial(pieces.estimate_pieces_by_messages, ranks, links.per_host, owners)
     max_bytes = min(collectives.CHUNK, ranks * pieces.WEIGHT_BYTES) if plan.overlaps else collectives.CHUNK
-    publishing = estimate_half(update.weights, links.network, links.memory, max_bytes)
+    publishing_seconds = estimate_half(update.weights, links.network, links.memory, max_bytes)
     if not plan.overlaps:
-        return sums + publishing
+        return sum_seconds + publishing_seconds
     # Two times hide the arrival of new weights: the next forward pass, which ends when the first gradient is ready; and
     # the part of the backward pass in which no gradients are sent, because gradients have priority.
     ready = predictor.compute.estimate_ready_times(ranks)
-    forward, backward = min(ready), max(ready) - min(ready)
-    spare_backward = max(backward - estimate_half(update.gradients, links.network, links.memory), 0.0)
-    return sums + max(publishing - forward - spare_backward, 0.0)
+    forward_seconds, backward_seconds = min(ready), max(ready) - min(ready)
+    spare_backward_seconds = max(backward_seconds - estimate_half(update.gradients, links.network, links.memory), 0.0)
+    return sum_seconds + max(publishing_seconds - forward_seconds - spare_backward_seconds, 0.0)
 
 
 def predict_async(predictor: Predictor, ranks: int) -> Prediction:
@@ -240,48 +240,50 @@ def choose_strategy(prices: Sequence[Price], memory: float = 0.0) -> tuple[str, 
         memory: memory limit of a rank in bytes; 0: no limit.
     """
     allreduce, *_ = prices
-    fitting = [price for price in prices if not memory or price.memory * MARGIN <= memory]
-    exact = [price for price in fitting if not price.is_statistical]
-    if not exact:
-        smallest = min((price for price in prices if not price.is_statistical), key=lambda price: price.memory)
+    fitting_prices = [price for price in prices if not memory or price.memory * MARGIN <= memory]
+    exact_prices = [price for price in fitting_prices if not price.is_statistical]
+    if not exact_prices:
+        smallest_price = min((price for price in prices if not price.is_statistical), key=lambda price: price.memory)
         return "", (
-            f"no strategy fits {memory / 2**30:.2f} GiB: with {smallest.strategy} a rank takes "
-            f"{smallest.memory / 2**30:.2f} GiB, and {MARGIN - 1:.0%} are kept free"
+            f"no strategy fits {memory / 2**30:.2f} GiB: with {smallest_price.strategy} a rank takes "
+            f"{smallest_price.memory / 2**30:.2f} GiB, and {MARGIN - 1:.0%} are kept free"
         )
-    best = min(exact, key=lambda price: price.step.step)
-    if allreduce in exact and best.step.step > MAX_STEP_RATIO * allreduce.step.step:
+    best = min(exact_prices, key=lambda price: price.step.step)
+    if allreduce in exact_prices and best.step.step > MAX_STEP_RATIO * allreduce.step.step:
         best = allreduce
-    text = f"{best.strategy}: {_describe_reason(allreduce, best, exact, memory)}"
-    faster = [price for price in fitting if price.is_statistical and price.step.step <= MAX_STEP_RATIO * best.step.step]
-    if faster:
-        faster.sort(key=lambda price: price.step.step)
+    reason = f"{best.strategy}: {_describe_reason(allreduce, best, exact_prices, memory)}"
+    faster_prices = [
+        price for price in fitting_prices if price.is_statistical and price.step.step <= MAX_STEP_RATIO * best.step.step
+    ]
+    if faster_prices:
+        faster_prices.sort(key=lambda price: price.step.step)
         shares = ", ".join(
-            f"{price.strategy} ({price.step.step / best.step.step:.2f} of that step)" for price in faster
+            f"{price.strategy} ({price.step.step / best.step.step:.2f} of that step)" for price in faster_prices
         )
-        text += f". Faster, but statistical: {shares}. Compare accuracy at equal epochs first"
-    return best.strategy, text
+        reason += f". Faster, but statistical: {shares}. Compare accuracy at equal epochs first"
+    return best.strategy, reason
 
 
-def _describe_reason(allreduce: Price, best: Price, exact: Sequence[Price], memory: float) -> str:
+def _describe_reason(allreduce: Price, best: Price, exact_prices: Sequence[Price], memory: float) -> str:
     if best is not allreduce:
-        text = f"the result of allreduce in {best.step.step / allreduce.step.step:.2f} of its step"
-        text += f", {_describe_slots(best, allreduce)}" if best.slots < allreduce.slots else ""
-        if allreduce not in exact:
-            text += (
+        reason = f"the result of allreduce in {best.step.step / allreduce.step.step:.2f} of its step"
+        reason += f", {_describe_slots(best, allreduce)}" if best.slots < allreduce.slots else ""
+        if allreduce not in exact_prices:
+            reason += (
                 f"; a rank takes {best.memory / 2**30:.2f} GiB, and with allreduce {allreduce.memory / 2**30:.2f} GiB, "
             )
-            text += f"which does not fit {memory / 2**30:.2f} GiB"
-        return text
-    if len(exact) == 1:
+            reason += f"which does not fit {memory / 2**30:.2f} GiB"
+        return reason
+    if len(exact_prices) == 1:
         return "no other strategy with the result of the script alone is available"
-    other = min((price for price in exact if price is not allreduce), key=lambda price: price.step.step)
-    ratio = other.step.step / allreduce.step.step
-    text = f"the best other with the same result, {other.strategy}, takes {ratio:.2f} of its step"
-    if other.slots < allreduce.slots:
-        return f"{text}. It is meant for little memory, {_describe_slots(other, allreduce)}"
-    return f"{text}, and the optimizer has no variables to shard"
+    other_price = min((price for price in exact_prices if price is not allreduce), key=lambda price: price.step.step)
+    ratio = other_price.step.step / allreduce.step.step
+    reason = f"the best other with the same result, {other_price.strategy}, takes {ratio:.2f} of its step"
+    if other_price.slots < allreduce.slots:
+        return f"{reason}. It is meant for little memory, {_describe_slots(other_price, allreduce)}"
+    return f"{reason}, and the optimizer has no variables to shard"
 
 
 def _describe_slots(price: Price, allreduce: Price) -> str:
-    size, usual_size = map(settings.format_bytes, (price.slots, allreduce.slots))
-    return f"with {size} of the optimizer's variables on a rank in place of {usual_size}"
+    size_text, usual_size_text = map(settings.format_bytes, (price.slots, allreduce.slots))
+    return f"with {size_text} of the optimizer's variables on a rank in place of {usual_size_text}"

@@ -10,6 +10,7 @@ ranks. Without it, an all-gather would make the new value whole, and an op would
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -21,7 +22,7 @@ from matex_tf.rewrite.gathering import prepare
 from matex_tf.rewrite.kept import Kept
 from matex_tf.rewrite.nodes import Node, Value
 from matex_tf.rewrite.pieces import ASSIGNS
-from matex_tf.rewrite.placement import PARTIAL, PIECE, REPLICATED, SHARDED, SIZES, WHOLE, Placement, Size
+from matex_tf.rewrite.placement import PARTIAL, PIECE, REPLICATED, SHARDED, WHOLE, Placement, Size
 from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.sharing import Publication, cut_piece
 
@@ -30,15 +31,14 @@ class Body:
     """The copy of one program in one graph.
 
     copy: the `emit.Copy` of the step.
-    gives: the placements that the outputs are brought to.
     kept: the ops that the copy keeps unchanged.
     publications: the nodes that publications replace, assignments to variables, by the ids of the assigned pieces.
 
     `build` fills the tables level by level, and sets `after` in the end.
 
     tensors: the tensors of values in the values' own placements, by the ids of the values.
-    whole: the results of collectives that made values whole, by the ids of the values.
-    brought: the tensors of values in other placements, by the ids of the values and the placements.
+    brought: the tensors of values in other placements, by the ids of the values and the placements. Results of
+        collectives have the placement WHOLE, or are pieces.
     counted: the tensors of sizes that count rows, each made once.
     operations: for each node, by its id, the operations after which it has run.
     waits: for nodes that must wait for further nodes, by their ids, these nodes (`early`).
@@ -46,11 +46,10 @@ class Body:
     after: the operations after which all effects of the program have happened.
     """
 
-    def __init__(self, copy: Any, program: Program, gives: Sequence[Placement]):
-        self.copy, self.program, self.gives = copy, paths.drop_unused(program, gives), list(gives)
+    def __init__(self, copy: Any, program: Program):
+        self.copy, self.program = copy, program
         self.kept = Kept(tf.compat.v1.get_default_graph())
         self.tensors: dict[int, Any] = {}
-        self.whole: dict[int, Any] = {}
         self.brought: dict[tuple[int, Placement], Any] = {}
         self.counted: dict[tuple[Any, ...], Any] = {}
         self.operations: dict[int, list[Any]] = {}
@@ -65,16 +64,16 @@ class Body:
         if self.copy.is_ordered:  # the graph of a session is not ordered, and has no publications
             self.publications = {
                 piece_id: node
-                for piece_id, node in _find_publications(self.program, self.gives).items()
+                for piece_id, node in _find_publications(self.program).items()
                 if self.copy.exchanger.can_publish(self._find_tensor(node.inputs[0]), node.inputs[1].dtype)
             }
         # An op without rows comes right after the last op with rows that it needs. If `sums_early`, each sum of a
         # gradient runs as soon as the gradient is computed, while the step computes other gradients.
-        self.program.nodes[:] = early.put_early(self.program.nodes)
+        self.program = dataclasses.replace(self.program, nodes=early.put_early(self.program.nodes))
         sums_early = self.copy.exchanger.sums_early
         is_early_sum = early.can_be_early if sums_early else None
         # This also sets the level of each node.
-        exchanges = waves.schedule(self.program, self.gives, self._list_published(), is_early_sum=is_early_sum)
+        exchanges = waves.schedule(self.program, self._list_published(), is_early_sum=is_early_sum)
         self.program.nodes.sort(key=lambda node: node.level)
         if sums_early:
             sums = {id(one.value) for wave in exchanges for one in wave if one.value.placement.is_partial}
@@ -83,14 +82,14 @@ class Body:
 
     def build_levels(self, exchanges: Sequence[Sequence[waves.Exchange]]) -> list[Any]:
         """The outputs, after the ops of each level and the exchanges of each wave. The nodes are sorted by level."""
-        # Divide each wave into publications and other exchanges. An exchange of a gradient has a label.
-        published_pieces = [[one.value for one in wave if id(one.value) in self.publications] for wave in exchanges]
-        other_exchanges = [[one for one in wave if id(one.value) not in self.publications] for wave in exchanges]
-        labels_of_waves = labels.label_waves(self.program, [[one.value for one in wave] for wave in other_exchanges])
-        last_labelled = max((level for level, wave in enumerate(labels_of_waves) if any(wave)), default=None)
-        # Build level by level. A constant is created where it is used.
+        # Divide each wave into publications and other exchanges. An exchange of a gradient gets a label.
+        published_pieces = [[each.value for each in wave if id(each.value) in self.publications] for wave in exchanges]
+        other_exchanges = [[each for each in wave if id(each.value) not in self.publications] for wave in exchanges]
+        labels.label_waves(self.program, other_exchanges)
+        has_labels = [any(exchange.label is not None for exchange in wave) for wave in other_exchanges]
+        # Build level by level.
         published = self._list_published()
-        nodes = (node for node in self.program.nodes if id(node) not in published and not paths.is_constant(node))
+        nodes = (node for node in self.program.nodes if id(node) not in published)
         nodes_of_levels = {level: list(group) for level, group in itertools.groupby(nodes, lambda node: node.level)}
         for level in range(len(exchanges) + 1):
             for node in nodes_of_levels.get(level, ()):
@@ -99,10 +98,11 @@ class Body:
                 else:
                     self._build_node(node)
             if level < len(exchanges):
-                self._exchange(other_exchanges[level], labels_of_waves[level], is_last=level == last_labelled)
+                is_last = has_labels[level] and not any(has_labels[level + 1 :])
+                self._exchange(other_exchanges[level], is_last)
                 self._publish(published_pieces[level])
-        outputs = [self._convert(value, need) for value, need in zip(self.program.outputs, self.gives)]
-        for tensor, value, need in zip(outputs, self.program.outputs, self.gives):
+        outputs = [self._convert(value, need) for value, need in zip(self.program.outputs, self.program.gives)]
+        for tensor, value, need in zip(outputs, self.program.outputs, self.program.gives):
             shape = self._find_shape(value, need)
             if shape is not None:
                 tensor.set_shape(shape)
@@ -160,20 +160,15 @@ class Body:
 
     def _find_input(self, value: Value, need: Placement | None) -> Any:
         """The tensor that a kept op takes; the value itself if another kept op computes it."""
-        if paths.find_path(value, need) != paths.SAME:
-            return self._convert(value, need)
-        node = value.node
-        # A constant is added where it is used first.
-        if node is not None and paths.is_constant(node) and node not in self.kept and self.kept.can_keep(node):
-            self.kept.add(node, [], [])
-        return value if value in self.kept else self._convert(value, need)
+        is_kept = paths.find_path(value, need) == paths.SAME and value in self.kept
+        return value if is_kept else self._convert(value, need)
 
     def _find_tensor(self, value: Value) -> Any:
         """The tensor of a value in this graph."""
         if id(value) not in self.tensors:
-            counts = paths.find_counts(value)
-            if counts is not None:
-                return self._count(value, counts, self.copy.batch_slice.count)
+            if value.counts is not None:
+                return self._count(value, value.counts, self.copy.batch_slice.count)
+            # No op stands in for a constant: TensorFlow infers shapes from its numbers.
             if value.node is not None and paths.is_constant(value.node):
                 self.tensors[id(value)] = self.copy.create_op(value.node, [])[0]
             elif value in self.kept:
@@ -206,50 +201,45 @@ class Body:
             batch_slice = self.copy.batch_slice
             sizes = value.placement.sizes or need.sizes
             return self._count(value, sizes, batch_slice.total if need.kind == REPLICATED else batch_slice.count)
-        key = (id(value), need)
-        if key not in self.brought:
+        is_part = need.kind in (PARTIAL, SHARDED, PIECE)
+        key = id(value), need if is_part else WHOLE
+        if key not in self.brought and path == paths.CONVERTED:
             if need.kind == PARTIAL:
                 self.brought[key] = self.copy.keep_once(self._convert(value, WHOLE))
             elif need.kind == SHARDED:
                 self.brought[key] = self.copy.slice_rows(self._convert(value, WHOLE), need)
             elif need.kind == PIECE:
                 self.brought[key] = cut_piece(self._convert(value, WHOLE), need.cuts, self.copy.exchanger.rank)
-            elif value.placement.kind == SIZES:
-                # In `whole`, numbers of rows that a mask selects are numbers of all ranks. Other numbers are computed.
-                tensor = self.whole[id(value)] if id(value) in self.whole else self._find_tensor(value)
-                self.brought[key] = self.copy.make_sizes_whole(tensor, value.placement)
             else:
-                self.brought[key] = self.whole[id(value)]
+                self.brought[key] = self.copy.make_sizes_whole(self._find_tensor(value), value.placement)
         return self.brought[key]
 
-    def _exchange(self, wave: Sequence[waves.Exchange], labels_of_values: Sequence[Any], is_last: bool) -> None:
+    def _exchange(self, wave: Sequence[waves.Exchange], is_last: bool) -> None:
         """Run the exchanges of one wave, after the wave before it. is_last: no later wave has labelled values."""
         if not wave:
             return
+        exchanger = self.copy.exchanger
+        prepared = [
+            prepare(self.copy, exchange.value, self._find_tensor(exchange.value), exchange.find_piece())
+            for exchange in wave
+        ]
         # One value may need several requests, because rows are gathered block by block.
-        values, pieces = [exchange.value for exchange in wave], [exchange.find_piece() for exchange in wave]
-        prepared = [prepare(self.copy, value, self._find_tensor(value), piece) for value, piece in zip(values, pieces)]
-        requests = [request for each in prepared for request in each.requests]
-        labels_of_requests = [label for label, each in zip(labels_of_values, prepared) for _ in each.requests]
-        sums_early = self.copy.exchanger.sums_early
-        can_wait = [sums_early and exchange.can_wait for exchange, each in zip(wave, prepared) for _ in each.requests]
+        requests = [
+            request._replace(label=exchange.label, can_wait=exchanger.sums_early and exchange.can_wait)
+            for exchange, ready in zip(wave, prepared)
+            for request in ready.requests
+        ]
         with tf.control_dependencies(self.last):
-            exchange = self.copy.exchanger.exchange
-            results = (
-                exchange(requests, self.copy.batch_slice, labels_of_requests, is_last, can_wait) if requests else []
-            )
+            results = exchanger.exchange(requests, self.copy.batch_slice, is_last) if requests else []
         # The next collective waits for the results that are needed at once. In an ordered copy collectives run in the
         # order of their creation anyway, so one of these results is enough.
-        needed_now = [result for result, waits in zip(results, can_wait, strict=True) if not waits]
+        needed_now = [result for request, result in zip(requests, results, strict=True) if not request.can_wait]
         if needed_now:
             self.last = [needed_now[-1].op] if self.copy.is_ordered else [tf.group(*results)]
         remaining = iter(results)
-        for value, each, piece in zip(values, prepared, pieces):
-            tensor = each.finish(list(itertools.islice(remaining, len(each.requests))))
-            if piece is None:
-                self.whole[id(value)] = tensor
-            else:
-                self.brought[id(value), piece] = tensor
+        for exchange, ready in zip(wave, prepared):
+            tensor = ready.finish(list(itertools.islice(remaining, len(ready.requests))))
+            self.brought[id(exchange.value), exchange.find_piece() or WHOLE] = tensor
 
     def _publish(self, values: Sequence[Value]) -> None:
         """Assign pieces to variables, and publish the new values to all ranks."""
@@ -270,17 +260,16 @@ class Body:
         if placement.is_piece:
             first, last = placement.cuts[self.copy.exchanger.rank :][:2]
             return [last - first]
-        shape, row_axis = value.whole_shape, placement.axis if placement.is_sharded else -1
-        return None if shape is None else [None if axis == row_axis else size for axis, size in enumerate(shape)]
+        return value.find_shape(placement)
 
 
-def _find_publications(program: Program, needs: Sequence[Placement]) -> dict[int, Node]:
+def _find_publications(program: Program) -> dict[int, Node]:
     """The nodes that a publication can replace, by the id of the assigned piece.
 
     Such a node assigns a piece to a whole variable, and no other op needs the piece as a whole tensor.
     """
     users: dict[int, list[Node | None]] = {}  # of each piece that is needed whole: assignments; None: another use
-    for value, need, node in program.iterate_needs(needs):
+    for value, need, node in program.iterate_needs():
         if value.placement.is_piece and needs_exchange(value.placement, need):
             is_assigned = node is not None and node.type in ASSIGNS and node.inputs[1] is value
             users.setdefault(id(value), []).append(node if is_assigned else None)

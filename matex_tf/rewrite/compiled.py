@@ -16,7 +16,7 @@ from matex_tf.lazy import tf
 from matex_tf.rewrite.functions import find_callee
 from matex_tf.rewrite.nodes import Decision, Node, Value, require
 from matex_tf.rewrite.placement import PARTIAL
-from matex_tf.rewrite.sharing import Request, Slice
+from matex_tf.rewrite.sharing import Exchanger, Request, Slice
 
 MUST_COMPILE = "_XlaMustCompile"
 """The attribute by which `tf.function` marks a call of a function that XLA compiles."""
@@ -45,7 +45,7 @@ def place_call(reader: Any, node: Node) -> Decision:
         inner.transform = None  # `microbatches` does not cut compiled functions
 
         def run() -> list[Any]:
-            return inner.build(body, inputs, gives) or [tf.constant(0)]  # without outputs: a tensor to wait for
+            return inner.build(body, inputs) or [tf.constant(0)]  # without outputs: a tensor to wait for
 
         run.__name__ = callee.name
         return list(compile_function(run)())
@@ -73,26 +73,29 @@ def _can_exchange(value: Value) -> bool:
     return (placement.kind == PARTIAL or has_all_rows) and value.dtype.name != "string"
 
 
-class _PaddingExchanger:
-    """The `sharing.Exchanger`, which makes a copy's collectives, inside of a compiled function: it gathers rows by sums
-    of padded tensors.
+class _PaddingExchanger(Exchanger):
+    """Makes a copy's collectives inside of a compiled function: it gathers rows by sums of padded tensors.
+
+    `sums_early` is False: XLA itself chooses the order in which the ops of a compiled function run.
     """
 
-    sums_early = False  # XLA itself chooses the order in which the ops of a compiled function run
-
     def __init__(self, copy: Any):
-        self.exchanger, self.batch_slice, self.rank = copy.exchanger, copy.batch_slice, copy.exchanger.rank
+        self.exchanger, self.batch_slice = copy.exchanger, copy.batch_slice
 
-    def exchange(
-        self, requests: Sequence[Request], batch_slice: Slice, labels: Sequence[Any] = (), is_last: bool = False,
-        can_wait: Sequence[bool] = (),
-    ) -> list[Any]:  # fmt: skip
+    @property
+    def rank(self) -> int:
+        return self.exchanger.rank
+
+    def exchange(self, requests: Sequence[Request], batch_slice: Slice, is_last: bool = False) -> list[Any]:
         """The results of the requests. Each gather is made as a sum of padded tensors."""
         from matex_tf.ops import overlap
 
-        padded = [Request("sum", self._pad(one.tensor)) if one.kind == "gather" else one for one in requests]
+        padded = [
+            each._replace(kind="sum", tensor=self._pad(each.tensor)) if each.kind == "gather" else each
+            for each in requests
+        ]
         with overlap.is_for_xla.set():
-            return list(self.exchanger.exchange(padded, batch_slice, labels, is_last, can_wait))
+            return list(self.exchanger.exchange(padded, batch_slice, is_last))
 
     def _pad(self, rows: Any) -> Any:
         """A tensor for the entries of all ranks along axis 0: this rank's entries in their place, and 0 elsewhere."""

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from matex_tf.lazy import tf
-from matex_tf.rewrite.graph_ops import evaluate_op, list_functions
+from matex_tf.rewrite.graph_ops import evaluate_op, is_stateful, list_functions
 from matex_tf.rewrite.nodes import MAX_TRACKED, Node, Value
 from matex_tf.rewrite.subgraphs import FLOW
 
@@ -48,9 +48,9 @@ def note_sizes(value: Value) -> None:
 def find_shapes(node: Node) -> list[list[int | None] | None]:
     """Infer the shapes of a node's outputs from its inputs, of which more sizes are known than the graph shows."""
     op = node.op
-    if op.op_def is None or op.op_def.is_stateful:
+    if is_stateful(op.type) or list_functions(node.definition):
         return []
-    if all(tensor.shape.is_fully_defined() for tensor in op.outputs) or list_functions(node.definition):
+    if all(tensor.shape.is_fully_defined() for tensor in op.outputs):
         return []
     if any(value.dtype.name in ("resource", "variant") for value in node.inputs):
         return []
@@ -102,8 +102,8 @@ def _is_foldable(node: Node) -> bool:
     for value in node.inputs:  # a loop, since this function runs for each op, and the first input mostly decides
         if value.constant is None:
             return False
-    if not node.inputs or any(value.dtype.name not in _FOLDED for value in node.outputs) or node.op.op_def is None:
+    if not node.inputs or any(value.dtype.name not in _FOLDED for value in node.outputs):
         return False
-    if node.op.op_def.is_stateful or node.type in FLOW:  # FLOW: branches and loops of tf.compat.v1
+    if is_stateful(node.type) or node.type in FLOW:  # FLOW: branches and loops of tf.compat.v1
         return False
     return all((value.tensor.shape.num_elements() or MAX_TRACKED + 1) <= MAX_TRACKED for value in node.outputs)

@@ -79,7 +79,7 @@ def place_branches(reader: Any, node: Node) -> Decision:
 
     def emit(copy: Any, index: Any, *arguments: Any) -> list[Any]:
         def run(body: Any) -> Any:
-            return copy.build(body, arguments, body.gives) or [tf.constant(0)]  # without outputs: a tensor to wait for
+            return copy.build(body, arguments) or [tf.constant(0)]  # without outputs: a tensor to wait for
 
         branches = [functools.partial(run, body) for body in node.bodies]
         outputs = tf.cond(tf.cast(index, tf.bool), *branches) if has_condition else tf.switch_case(index, branches)
@@ -120,7 +120,7 @@ def place_loop(reader: Any, node: Node) -> Decision:
     carried = [_find_start(value, is_kept) for value, is_kept in zip(inputs, are_kept)]
     are_fixed = are_kept
     for _ in range(MAX_READINGS):
-        body = reader.read_turn(body_graph, carried, (*node.key, "body"), constants)
+        body = reader.read(body_graph, carried, (*node.key, "body"), constants, repeats=True)
         drop = _drop_inner_slice if body.takes_batch else _drop_inner_facts
         results = [drop(value.placement) for value in body.outputs]
         # First, variables that can be carried in rows get rows, since placements of other variables may follow.
@@ -148,8 +148,8 @@ def place_loop(reader: Any, node: Node) -> Decision:
 
     def emit(copy: Any, *arguments: Any) -> list[Any]:
         outputs = tf.while_loop(
-            lambda *variables: copy.build(condition, variables, condition.gives)[0],
-            lambda *variables: copy.build(body, variables, body.gives),
+            lambda *variables: copy.build(condition, variables)[0],
+            lambda *variables: copy.build(body, variables),
             list(arguments),
             shape_invariants=[tf.TensorShape(value.shape) for value in body.inputs],
             parallel_iterations=parallel_turns,

@@ -32,7 +32,7 @@ def put_early(nodes: Sequence[Node]) -> list[Node]:
     # By ids of nodes: the index of the last node with rows among the nodes that it needs and the node itself.
     last_with_rows: dict[int, int] = {}
     for index, node in enumerate(nodes):
-        needed = (last_with_rows.get(id(each), -1) for each in _list_needed(node))
+        needed = (last_with_rows.get(id(each), -1) for each in node.predecessors)
         last_with_rows[id(node)] = index if node.has_rows else max(needed, default=-1)
     return sorted(nodes, key=lambda node: last_with_rows[id(node)])
 
@@ -63,7 +63,7 @@ def list_waits(nodes: Sequence[Node], sums: Container[int]) -> dict[int, list[No
         if (gradient := _find_merged(node)) is not None:
             limits.setdefault(id(last_merged[gradient]), len(makers))
         limit = min(limits.values(), default=len(makers))
-        count = max((counts.get(id(each), 0) for each in _list_needed(node)), default=0)
+        count = max((counts.get(id(each), 0) for each in node.predecessors), default=0)
         makes_sum = any(id(value) in sums for value in node.outputs)
         if (node.has_rows or makes_sum) and count < limit:
             # A wait for the last maker includes a wait for the first `counts[id(last)]` makers, which run before it.
@@ -95,8 +95,3 @@ def can_be_early(value: Value) -> bool:
     """Whether a sum is a gradient of fixed shape, which can travel while the step computes other gradients."""
     is_fixed = value.shape is not None and None not in value.shape
     return is_fixed and value.dtype.is_floating and is_labelled(value)
-
-
-def _list_needed(node: Node) -> list[Node]:
-    """The nodes that must run before a node."""
-    return [*(value.node for value in node.inputs if value.node is not None), *node.controls]

@@ -33,8 +33,8 @@ class Copy:
     make_slice: `make_slice(components)` returns this rank's slice of a batch that an op of the program takes.
     make_own_slice: `make_own_slice(components, has_batch)` returns the `OwnRows` of a batch of which each rank has read
         rows of its own. has_batch: whether this rank has read any; False when its data have ended.
-    transform: `transform(program, gives)` returns the program that is built in place of `program`; None: `program` is
-        built itself.
+    transform: `transform(program)` returns the program that is built in place of `program`; None: `program` itself is
+        built.
     """
 
     is_ordered = True
@@ -46,27 +46,24 @@ class Copy:
     ):  # fmt: skip
         self.batch_slice, self.exchanger = batch_slice, exchanger
         self.make_slice, self.make_own_slice = make_slice, make_own_slice
-        self.transform: Callable[[Program, Sequence[Placement]], Program] | None = None
-        self._once: dict[tuple[Any, ...], tuple[Any, list[Any]]] = {}  # see `make_once`
+        self.transform: Callable[[Program], Program] | None = None
 
-    def build(self, program: Program, inputs: Sequence[Any], gives: Sequence[Placement]) -> list[Any]:
-        """The outputs of a program for these inputs, brought to the placements `gives`, after its effects."""
+    def build(self, program: Program, inputs: Sequence[Any]) -> list[Any]:
+        """The outputs of a program for these inputs, brought to the placements `Program.gives`, after its effects."""
         # If a branch or loop body takes a batch itself, the slice of this batch is valid inside of it only.
         copy = copies.copy(self) if program.takes_batch else self
-        outputs, after = copy.build_apart(program, inputs, gives)
+        outputs, after = copy.build_apart(program, inputs)
         with tf.control_dependencies(after):
             return [tf.identity(tensor) for tensor in outputs] if after else outputs
 
-    def build_apart(
-        self, program: Program, inputs: Sequence[Any], gives: Sequence[Placement]
-    ) -> tuple[list[Any], list[Any]]:
+    def build_apart(self, program: Program, inputs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """The outputs as `build` returns them, without waiting for the effects; and the operations after which all
         effects have happened.
         """
         with pause_collection():
             if self.transform is not None:
-                program = self.transform(program, gives)
-            body = Body(self, program, gives)
+                program = self.transform(program)
+            body = Body(self, program)
             outputs = body.build(inputs)
         # `body.last`: the operations that a further collective waits for. Ordered ops need no such wait.
         return outputs, body.after if self.is_ordered else body.after + body.last
@@ -74,15 +71,6 @@ class Copy:
     def keep_once(self, tensor: Any) -> Any:
         """This rank's term of a sum that equals a replicated tensor: the tensor on one rank, 0 on the others."""
         return tf.where(self.batch_slice.keeps, tensor, tf.zeros_like(tensor))
-
-    def make_once(self, key_parts: Sequence[Any], make: Callable[[], list[Any]]) -> list[Any]:
-        """The tensors that `make` creates, once for each graph and equal `key_parts`: a tensor and hashable values."""
-        tensor, *rest = key_parts
-        key = id(tf.compat.v1.get_default_graph()), id(tensor), *rest
-        if key not in self._once:
-            with tf.control_dependencies(None):  # without the first caller's dependencies, as others use the tensors
-                self._once[key] = tensor, make()  # keeps the tensor alive, so that its id stays unique
-        return self._once[key][1]
 
     def find_first(self, count: Any) -> Any:
         """The index, int64, of this rank's first entry along an axis. `count`: the number of the rank's entries, which

@@ -7,18 +7,14 @@ from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 from matex_tf.lazy import tf
-from matex_tf.rewrite.graph_ops import cache_by_type
+from matex_tf.rewrite.graph_ops import find_definition, is_stateful
 from matex_tf.rewrite.nodes import Expansion, NoRuleError, Value
 from matex_tf.rewrite.subgraphs import list_inputs
 
 
 def trace_expansion(expansion: Expansion, inputs: Sequence[Value]) -> Any:
     """The graph of the function that replaces an op, for inputs of these shapes and dtypes."""
-    specs = tuple(tf.TensorSpec(value.shape, value.dtype) for value in inputs)
-    # A function with a closure is not cached: it differs from one expansion to the next, and the cache would keep its
-    # closure alive.
-    trace = _trace.__wrapped__ if expansion.function.__closure__ else _trace
-    return trace(expansion, specs)
+    return _trace(expansion, tuple(tf.TensorSpec(value.shape, value.dtype) for value in inputs))
 
 
 @functools.lru_cache(maxsize=256)
@@ -38,10 +34,9 @@ class OpRecord:
     id: the id of the op.
     makers: the ops that run before it: the makers of its inputs, and its control inputs.
     inputs, outputs, controls: the ids of its tensors and control inputs.
-    dependencies: the ids of its inputs and control inputs.
     """
 
-    __slots__ = ("controls", "dependencies", "id", "inputs", "is_stateful", "makers", "name", "op", "outputs", "type")
+    __slots__ = ("controls", "id", "inputs", "is_stateful", "makers", "name", "op", "outputs", "type")
 
     def __init__(self, op: Any, inputs: Sequence[Any], input_ids: Container[int]):
         """input_ids: the ids of the inputs of the graph."""
@@ -51,21 +46,13 @@ class OpRecord:
         self.inputs = [id(tensor) for tensor in inputs]
         self.outputs = [id(tensor) for tensor in op.outputs]
         self.controls = [id(control) for control in controls]
-        self.dependencies = [*self.inputs, *self.controls] if controls else self.inputs
-        self.is_stateful = is_stateful(op)
+        self.is_stateful = is_stateful(op.type)
 
 
-@cache_by_type
-def is_stateful(op: Any) -> bool:
-    """Whether an op has side effects, or returns other results each time."""
-    definition = op.op_def  # None: the type of the op is the name of a function, which the op calls
-    return definition is None or bool(definition.is_stateful)
-
-
-@cache_by_type
-def is_movable(op: Any) -> bool:
-    """Whether an op can move into another function: it calls no function, and has no reference of a variable."""
-    definition = op.op_def
+@functools.cache
+def is_movable(op_type: str) -> bool:
+    """Whether ops of a type can move into another function: they call no function, and take no reference variable."""
+    definition = find_definition(op_type)
     if definition is None:
         return False
     calls = any(attribute.type in ("func", "list(func)") for attribute in definition.attr)

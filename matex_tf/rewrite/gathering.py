@@ -43,7 +43,7 @@ def prepare(copy: Any, value: Value, tensor: Any, piece: Placement | None = None
         request = Request("gather", tensor, placement.cuts, owned=True)
         return Prepared([request], lambda results: tf.reshape(results[0], value.shape))
     if placement.kind == SIZES:
-        return _prepare_sizes(tensor, placement)
+        return _prepare_sizes(copy, tensor, placement)
     if placement.kind == LIST:
         return _prepare_list(copy, value, tensor)
     return _prepare_rows(copy, tensor, placement.axis, placement.rows)
@@ -87,12 +87,16 @@ def _swap_axes(tensor: Any, axis: int) -> Any:
     return tf.transpose(tensor, order)
 
 
-def _prepare_sizes(tensor: Any, placement: Placement) -> Prepared:
-    """Adds up numbers of rows that a mask selects: each rank knows only its own number. Other sizes stay."""
+def _prepare_sizes(copy: Any, tensor: Any, placement: Placement) -> Prepared:
+    """Adds up numbers of rows that a mask selects: each rank knows only its own number. Other sizes are computed."""
     are_selected = [size.rows is not None and size.rows.chosen is not None for size in placement.sizes]
     mask = tf.constant(are_selected[0] if tensor.shape.rank == 0 else are_selected)
     part = tf.where(mask, tensor, tf.zeros_like(tensor))
-    return Prepared([Request("sum", part)], lambda results: tf.where(mask, results[0], tensor))
+
+    def finish(results: Sequence[Any]) -> Any:
+        return copy.make_sizes_whole(tf.where(mask, results[0], tensor), placement)
+
+    return Prepared([Request("sum", part)], finish)
 
 
 def _prepare_list(copy: Any, value: Value, tensor: Any) -> Prepared:

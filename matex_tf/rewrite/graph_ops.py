@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Container, Iterable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Container, Iterable, Iterator
+from typing import Any
 
 import numpy as np
 
 from matex_tf.lazy import tf
 
-_CALLS = ("Call", "If", "While", "Case", "Dataset")
-"""Substrings of the types of ops that call functions."""
-_Fact = TypeVar("_Fact")
+
+def find_definition(op_type: str) -> Any:
+    """The `OpDef` of a type of op; None if the type is the name of a function, which the op calls."""
+    from tensorflow.python.framework import op_def_registry
+
+    return op_def_registry.get(op_type)
 
 
-def cache_by_type(compute: Callable[[Any], _Fact]) -> Callable[[Any], _Fact]:
-    """Call `compute(op)` once for each type of op, since its result follows from the type."""
-    known: dict[str, _Fact] = {}
-
-    @functools.wraps(compute)
-    def find(op: Any) -> _Fact:
-        if op.type not in known:
-            known[op.type] = compute(op)
-        return known[op.type]
-
-    return find
+@functools.cache
+def is_stateful(op_type: str) -> bool:
+    """Whether ops of a type have side effects, or return other results each time; a function may."""
+    definition = find_definition(op_type)
+    return definition is None or bool(definition.is_stateful)
 
 
 def iterate_nodes(graph: Any, ops: Iterable[Any] | None = None) -> Iterator[Any]:
@@ -69,15 +66,11 @@ def list_functions(node: Any) -> list[str]:
 
 def iterate_graphs(graph: Any) -> Iterator[Any]:
     """`graph`, and the graphs of the functions that its ops call, recursively, each once; the nearest first."""
-    pending, seen = [graph], {id(graph)}
-    for current in pending:
+    graphs = [graph]
+    for current in graphs:  # grows by the graphs of the functions that these graphs call
         yield current
-        calls = (op for op in current.get_operations() if any(kind in op.type for kind in _CALLS))
-        for name in (name for op in calls for name in list_functions(op.node_def)):
-            called = getattr(current._get_function(name), "graph", None)
-            if called is not None and id(called) not in seen:
-                seen.add(id(called))
-                pending.append(called)
+        called = [getattr(function, "graph", None) for function in current._functions.values()]
+        graphs += [each for each in called if each is not None and all(each is not known for known in graphs)]
 
 
 def evaluate_op(op: Any, inputs: list[Any]) -> list[Any]:

@@ -17,8 +17,8 @@ from matex_tf.lazy import tf
 from matex_tf.own_functions import trace_own
 from matex_tf.rewrite import ordered_sums
 from matex_tf.rewrite.compiled import CALLS, MUST_COMPILE
-from matex_tf.rewrite.functions import is_movable, is_stateful, read_only_types
-from matex_tf.rewrite.graph_ops import cache_by_type
+from matex_tf.rewrite.functions import is_movable, read_only_types
+from matex_tf.rewrite.graph_ops import find_definition, is_stateful
 from matex_tf.rewrite.nodes import Node, Value
 from matex_tf.thread_flag import ThreadFlag
 
@@ -43,12 +43,12 @@ def trace_copy(function: Callable[..., Any], specs: Sequence[Any]) -> Any:
 class _KeptOp(NamedTuple):
     """A kept op.
 
-    inputs: values of other kept ops, or indices into `Kept.tensors`.
+    inputs: values of other kept ops, or tensors of the graph.
     controls: kept nodes, or operations of the graph.
     """
 
     node: Node
-    inputs: list[Value | int]
+    inputs: list[Any]
     controls: list[Any]
 
 
@@ -58,14 +58,12 @@ class Kept:
     `bodies.Body` adds ops, and calls `finish` in the end. Then `trace_copy` reads the attributes.
 
     ops: the kept ops.
-    tensors: the tensors of the graph that are inputs of kept ops.
     stand_ins: for each operation that stands in for an output of a kept op, the value of the output.
     waiting: for each operation of the graph that waits for kept ops, their nodes.
-    call: the operation that has `tensors` as inputs.
+    tensors: the tensors of the graph that are inputs of kept ops; set by `finish`.
+    call: the operation that has `tensors` as inputs; set by `finish`.
 
     _node_ids, _value_ids: the ids of the kept nodes, and of their outputs.
-    _indices: the indices of `tensors`, by the ids of the tensors.
-    _written: the indices of tensors to which a kept op may write.
     """
 
     def __init__(self, graph: Any):
@@ -76,34 +74,22 @@ class Kept:
         self.call: Any = None
         self._graph, self._keeps_ops = graph, bool(_keeps_ops)
         self._node_ids, self._value_ids = set[int](), set[int]()
-        self._indices: dict[int, int] = {}
-        self._written: set[int] = set()
 
     def can_keep(self, node: Node) -> bool:
         """Whether the op of a node can be kept: its rule and the order of its terms do not change it, and it can move
         into another function.
         """
         is_unchanged = node.decision.emit is None and not ordered_sums.is_unordered(node)
-        return self._keeps_ops and is_unchanged and is_movable(node.op)
+        return self._keeps_ops and is_unchanged and is_movable(node.type)
 
     def __contains__(self, item: Node | Value) -> bool:
         return id(item) in (self._node_ids if isinstance(item, Node) else self._value_ids)
 
     def add(self, node: Node, inputs: Sequence[Any], controls: Sequence[Any]) -> None:
         """Keep an op. `inputs`: values of kept ops, or tensors. `controls`: kept nodes, or operations of the graph."""
-        values_or_indices = [item if isinstance(item, Value) else self._find_or_add(item) for item in inputs]
-        self.ops.append(_KeptOp(node, values_or_indices, list(controls)))
+        self.ops.append(_KeptOp(node, list(inputs), list(controls)))
         self._node_ids.add(id(node))
         self._value_ids.update(map(id, node.outputs))
-        if node.type not in read_only_types():
-            self._written.update(index for index in values_or_indices if isinstance(index, int))
-
-    def _find_or_add(self, tensor: Any) -> int:
-        """The index of a tensor in `tensors`. A new tensor is added."""
-        index = self._indices.setdefault(id(tensor), len(self.tensors))
-        if index == len(self.tensors):
-            self.tensors.append(tensor)
-        return index
 
     def stand_in(self, value: Value, shape: Sequence[int | None] | None) -> Any:
         """The tensor in the graph that stands in for an output of a kept op."""
@@ -136,10 +122,14 @@ class Kept:
         if not self.ops:
             return []
         graph, Attribute = self._graph, attr_value_pb2.AttrValue
+        taken = [item for kept in self.ops for item in kept.inputs if not isinstance(item, Value)]
+        self.tensors = list({id(tensor): tensor for tensor in taken}.values())
+        writing = (kept for kept in self.ops if kept.node.type not in read_only_types())
+        written = {id(item) for kept in writing for item in kept.inputs}
         with tf.control_dependencies(None):
             inputs = [graph.capture(tensor) if tensor.graph is not graph else tensor for tensor in self.tensors]
             resources = (index for index, tensor in enumerate(inputs) if tensor.dtype == tf.resource)
-            read_only = [index for index in resources if index not in self._written]
+            read_only = [index for index in resources if id(self.tensors[index]) not in written]
             types = [tensor.dtype.base_dtype.as_datatype_enum for tensor in inputs]
             attributes = {
                 "Tin": Attribute(list=Attribute.ListValue(type=types)),
@@ -149,7 +139,7 @@ class Kept:
                 "_read_only_resource_inputs": Attribute(list=Attribute.ListValue(i=read_only)),
             }
             plain_call, stateful_call = CALLS
-            call = stateful_call if any(is_stateful(kept.node.op) for kept in self.ops) else plain_call
+            call = stateful_call if any(is_stateful(kept.node.type) for kept in self.ops) else plain_call
             self.call = graph._create_op_internal(call, inputs, [], attrs=attributes)
         self.waiting[self.call] = list(effects)
         tags.get_or_make_tag(graph, _KEPT, list[Kept]).append(self)
@@ -202,7 +192,8 @@ class _Definition:
         for kept, names in zip(groups, names_of_groups):
             call = nodes[kept.call]
             self.spliced.node_def.add(name=call.name, op="NoOp", input=control_inputs[call.name])
-            self._add(kept, names, list(map(self._replace, call.input)))
+            names.update((id(tensor), self._replace(name)) for tensor, name in zip(kept.tensors, call.input))
+            self._add(kept, names)
         for name, result in original.ret.items():
             self.spliced.ret[name] = self._replace(result)
 
@@ -220,13 +211,13 @@ class _Definition:
             control_inputs[self._names[op]] = [f"^{names[id(node)]}" for node in nodes]
         return names
 
-    def _add(self, kept: Kept, names: dict[int, str], tensors: Sequence[str]) -> None:
-        """Add kept ops. names: see `_name_nodes`. tensors: the names of the tensors that `kept.tensors` lists."""
+    def _add(self, kept: Kept, names: dict[int, str]) -> None:
+        """Add kept ops. names: of kept ops and their inputs, by the ids of nodes, values and tensors."""
         start = len(self.spliced.node_def)
         self.spliced.node_def.extend(kept_op.node.definition for kept_op in kept.ops)
         for (node, sources, controls), new in zip(kept.ops, self.spliced.node_def[start:]):
             new.name = names[id(node)]
-            inputs = [tensors[source] if type(source) is int else names[id(source)] for source in sources]
+            inputs = [names[id(source)] for source in sources]
             control_names = (names[id(item)] if isinstance(item, Node) else self._names.get(item) for item in controls)
             # A control without a name is an input of the function, or is captured from outside: it has run before.
             inputs += dict.fromkeys(self._replace(f"^{name}") for name in control_names if name is not None)
@@ -250,14 +241,9 @@ class _Definition:
         return name
 
 
-@cache_by_type
-def _list_output_arguments(op: Any) -> list[Any]:
-    return list(op.op_def.output_arg)
-
-
 def _name_outputs(node: Node) -> list[str]:
     """The suffixes that name an op's outputs in the definition of a function, such as ":y:0"."""
-    arguments, attributes = _list_output_arguments(node.op), node.definition.attr
+    arguments, attributes = find_definition(node.type).output_arg, node.definition.attr
     return [f":{argument.name}:{index}" for argument in arguments for index in range(_count(argument, attributes))]
 
 

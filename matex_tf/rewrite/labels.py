@@ -16,6 +16,7 @@ from matex_tf.rewrite.nodes import Node, Value
 from matex_tf.rewrite.placement import PARTIAL
 from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.subgraphs import reach
+from matex_tf.rewrite.waves import Exchange
 
 _LABELS = "labels of tensors"
 
@@ -32,26 +33,25 @@ def get_labels(graph: Any) -> dict[int, tuple[Any, Any]]:
     return labels
 
 
-def label_waves(program: Program, waves: Sequence[Sequence[Value]]) -> list[list[Any]]:
-    """The label of each value of each wave; None if the value belongs to no labelled tensor, or to several.
+def label_waves(program: Program, waves: Sequence[Sequence[Exchange]]) -> None:
+    """Set the label of each exchange of each wave; it stays None if the value belongs to no labelled tensor, or to
+    several.
 
     A sum belongs to a labelled tensor if it is a linear combination of terms, one of them this tensor, or if the tensor
     is computed from the whole sum and other whole tensors. If the sums of one tensor are in several waves, only the
     sums of the last of these waves get its label.
     """
-    labels_of_waves: list[list[Any]] = [[None] * len(wave) for wave in waves]
     _label_inner_inputs(program)
-    if not any(value.label is not None for node in program.nodes for value in (*node.inputs, *node.outputs)):
-        return labels_of_waves
     users: dict[int, list[Node]] = {}
     for node in program.nodes:
         for value in node.inputs:
             users.setdefault(id(value), []).append(node)
     used: set[int] = set()  # the ids of labels of later waves
-    for labels, wave in zip(reversed(labels_of_waves), reversed(waves)):
-        labels[:] = [_find_only(_list_labels_before(value) or _list_labels_after(value, users), used) for value in wave]
-        used.update(map(id, labels))
-    return labels_of_waves
+    for wave in reversed(waves):
+        for exchange in wave:
+            labels = _list_labels_before(exchange.value) or _list_labels_after(exchange.value, users)
+            exchange.label = _find_only(labels, used)
+        used.update(id(exchange.label) for exchange in wave)
 
 
 def is_labelled(value: Value) -> bool:
@@ -101,7 +101,7 @@ def _list_labels_after(value: Value, users: dict[int, list[Node]]) -> list[Any]:
 def checks_labelled(program: Program, types: Sequence[str]) -> bool:
     """Whether an op of these types, such as IsFinite, takes whole tensors that are made of labelled tensors."""
     made: set[int] = set()  # the ids of values that are made of labelled tensors
-    for node in program.nodes:
+    for node in program.iterate_nodes():
         is_made = any(value.label is not None or id(value) in made for value in node.inputs)
         if is_made and node.type in types:
             return True
@@ -109,4 +109,4 @@ def checks_labelled(program: Program, types: Sequence[str]) -> bool:
             made.update(
                 id(value) for value in node.outputs if value.placement.kind == PARTIAL or value.placement.is_replicated
             )
-    return any(checks_labelled(body, types) for node in program.nodes for body in node.bodies)
+    return False

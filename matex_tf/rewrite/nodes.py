@@ -33,7 +33,7 @@ class Value:
     tensor: the tensor in the script's graph.
     key: the names of the calling ops and the op, and the number of the output; the same in each reading of the graph.
     placement: how the tensors of the ranks make up the script's tensor.
-    node: the node that makes the value; None for an input of the program.
+    node: the node that makes the value; None for an input of the program, and for `counts`, which no op makes.
     constant: the array of numbers, if it is fixed before the graph runs.
     label: the gradient to which the value belongs, see `labels`.
     has_more_shape: more sizes are known than the script's graph shows.
@@ -56,10 +56,7 @@ class Value:
     @property
     def shape(self) -> list[int | None] | None:
         """`whole_shape` with None for the sharded axis, whose length is another on each rank."""
-        known = self.whole_shape
-        if known is not None and self.placement.is_sharded:
-            return [None if axis == self.placement.axis else size for axis, size in enumerate(known)]
-        return known
+        return self.find_shape(self.placement)
 
     @property
     def whole_shape(self) -> list[int | None] | None:
@@ -68,6 +65,13 @@ class Value:
             shape = self.tensor.shape
             self._shape = None if shape.rank is None else shape.as_list()
         return self._shape
+
+    def find_shape(self, placement: Placement) -> list[int | None] | None:
+        """The known sizes of a rank's tensor, if the value is brought to this placement, which is no piece."""
+        known = self.whole_shape
+        if known is None or not placement.is_sharded:
+            return known
+        return [None if axis == placement.axis else size for axis, size in enumerate(known)]
 
     def set_shape(self, shape: list[int | None]) -> None:
         """Add fixed sizes that the script's graph does not show. A shape of another rank is ignored."""
@@ -104,6 +108,15 @@ class Value:
         count = self.tensor.shape.num_elements()
         return None if count is None or count > MAX_TRACKED else (Size(),) * count
 
+    @property
+    def counts(self) -> tuple[Size, ...] | None:
+        """The entries of a vector of sizes, if this rank's number of rows determines all of them; else None."""
+        if self.placement.kind != SIZES:
+            return None
+        sizes = self.placement.sizes
+        are_known = all((size.value if size.rows is None else size.rows.unit) is not None for size in sizes)
+        return sizes if are_known and self.shape in ([], [len(sizes)]) else None
+
 
 class Decision(NamedTuple):
     """The answer of a rule for one op.
@@ -129,6 +142,7 @@ _UNDECIDED = Decision((), ())
 
 class Expansion(NamedTuple):
     """The answer of a rule that replaces an op: `function` computes the outputs from `arguments` and the op's inputs.
+    Traces are kept by `function`, so it is a function of a module, without a closure.
 
     Two expansions with equal `arguments` (hashable) create the same ops for inputs of the same shapes and dtypes.
     """
@@ -224,6 +238,11 @@ class Node:
             return WHOLE
         require(placement.rows.chosen is None)  # a rank knows only which of its own rows a mask selects
         return placement
+
+    @property
+    def predecessors(self) -> list[Node]:
+        """The nodes that must run before this one: the makers of its inputs, and `controls`."""
+        return [*(value.node for value in self.inputs if value.node is not None), *self.controls]
 
     @property
     def placements(self) -> list[Placement]:

@@ -14,7 +14,7 @@ from matex_tf.lazy import tf
 from matex_tf.rewrite.graph_ops import has_op
 from matex_tf.rewrite.nodes import Decision, Node
 from matex_tf.rewrite.placement import BATCH, REPLICATED, WHOLE, Placement
-from matex_tf.rewrite.sharing import Request
+from matex_tf.rewrite.sharing import Request, Slice
 from matex_tf.rewrite.sources import SOURCES
 
 HANDLES = ("resource", "variant")
@@ -74,8 +74,8 @@ class OwnFeed:
 
         def emit(copy: Any, optional: Any) -> list[Any]:
             has_batch = tf.cast(tf.raw_ops.OptionalHasValue(optional=optional), tf.int32)
-            # `of_all`: ranks without rows take part, too.
-            (has_any,) = copy.exchanger.exchange([Request("max", has_batch)], copy.batch_slice.of_all())
+            # `owned`: ranks without rows take part, too.
+            (has_any,) = copy.exchanger.exchange([Request("max", has_batch, owned=True)], copy.batch_slice)
             return [tf.cast(has_any, tf.bool)]
 
         return Decision([WHOLE], [WHOLE], emit, communicates=True)
@@ -127,7 +127,7 @@ def take_own_rows(make_own_slice: Any, kind: str, handle: Any, outputs: Sequence
             own.any_has_batch, lambda: rows, lambda: tf.raw_ops.IteratorGetNext(iterator=handle, **specs), outputs
         )
         with tf.control_dependencies(rows):
-            own = own._replace(batch_slice=own.batch_slice.map(tf.identity))
+            own = own._replace(batch_slice=Slice(*map(tf.identity, own.batch_slice)))
     return fill_rows(rows, own), own
 
 

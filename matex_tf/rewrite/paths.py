@@ -1,17 +1,14 @@
 """Finds on which of four paths an op of the copy gets a value in the placement that it needs.
 
 The number of rows n is an example of the path COUNTED. The script computes n as the size of a tensor. In the copy n is
-a number of the rank's slice, and the ops that compute the script's n are left out (`drop_unused`).
+a number of the rank's slice, and the ops that compute the script's n are left out (`Value.counts`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from matex_tf.rewrite.control import needs_exchange
 from matex_tf.rewrite.nodes import Node, Value
-from matex_tf.rewrite.placement import PARTIAL, PIECE, REPLICATED, SHARDED, SIZES, Placement, Size
-from matex_tf.rewrite.programs import Program, drop_unneeded
+from matex_tf.rewrite.placement import PARTIAL, PIECE, REPLICATED, SHARDED, SIZES, Placement
 
 SAME, COUNTED, EXCHANGED, CONVERTED = "same", "counted", "exchanged", "converted"
 """The paths. The op gets:
@@ -27,7 +24,7 @@ def find_path(value: Value, need: Placement | None) -> str:
     """The path on which an op gets a value in the placement `need`; a need of None is the value's own placement."""
     placement = value.placement
     # Numbers that count rows, as the rank's own or as the script's.
-    if find_counts(value) is not None and (need is None or need.kind in (SIZES, REPLICATED)):
+    if value.counts is not None and (need is None or need.kind in (SIZES, REPLICATED)):
         return COUNTED
     # The placement fits.
     if need is None or placement.has_layout(need):
@@ -48,34 +45,10 @@ def uses_tensor(value: Value, need: Placement | None) -> bool:
     """Whether the value's own tensor is used, possibly after a conversion or a collective."""
     path = find_path(value, need)
     # A conversion of numbers that count rows begins with numbers that follow from the slice, not with the tensor.
-    is_count_converted = path == CONVERTED and find_counts(value) is not None
+    is_count_converted = path == CONVERTED and value.counts is not None
     return path != COUNTED and not is_count_converted
 
 
-def find_counts(value: Value) -> tuple[Size, ...] | None:
-    """The entries of a vector of sizes, if this rank's number of rows determines all of them; else None."""
-    if value.placement.kind != SIZES:
-        return None
-    sizes = value.placement.sizes
-    for size in sizes:
-        is_known = size.value is not None if size.rows is None else size.rows.unit is not None
-        if not is_known:
-            return None
-    return sizes if value.shape in ([], [len(sizes)]) else None
-
-
-def drop_unused(program: Program, gives: Sequence[Placement]) -> Program:
-    """The program without the ops whose only use is to compute numbers that follow from the rank's slice."""
-    outputs = [value for value, need in zip(program.outputs, gives) if uses_tensor(value, need)]
-    nodes = drop_unneeded(
-        program.nodes,
-        outputs,
-        program.effects,
-        lambda value, need: value.placement.kind != SIZES or uses_tensor(value, need),
-    )
-    return Program(nodes, program.inputs, program.outputs, program.effects, program.takes_batch)
-
-
 def is_constant(node: Node) -> bool:
-    """Whether the op is a constant, which is copied wherever it is used."""
+    """Whether the op is a constant, of which each region (`microbatches`) and the step itself may have a copy."""
     return node.type == "Const" and not node.controls and node.decision.emit is None and not node.is_reused

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from matex_tf.rewrite.control import needs_exchange
 from matex_tf.rewrite.nodes import Node, Value
@@ -22,6 +22,7 @@ class Program:
     takes_batch: one of the ops takes the batch, for example from an iterator. Each rank computes its slice from there.
     gives: the placements to which the copy brings the outputs. By default an output keeps its own placement. The
         branches of a `tf.cond`, or the turns of a loop, must return an output in one placement, so `control` sets it.
+        The program of a step returns whole outputs (`propagate.read_program`).
     """
 
     nodes: list[Node]
@@ -29,63 +30,57 @@ class Program:
     outputs: list[Value]
     effects: list[Node]
     takes_batch: bool = False
-    gives: list[Placement] = dataclasses.field(init=False)
+    gives: list[Placement] = dataclasses.field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.gives = [value.placement for value in self.outputs]
+        self.gives = self.gives or [value.placement for value in self.outputs]
 
-    def iterate_needs(
-        self, output_needs: Sequence[Placement] | None = None
-    ) -> Iterator[tuple[Value, Placement | None, Node | None]]:
+    def iterate_programs(self) -> Iterator[Program]:
+        """This program, and the programs of branches, loops and compiled functions within it."""
+        yield self
+        for node in self.nodes:
+            for body in node.bodies:
+                yield from body.iterate_programs()
+
+    def iterate_nodes(self) -> Iterator[Node]:
+        """The nodes of this program, and of the programs within it."""
+        return (node for program in self.iterate_programs() for node in program.nodes)
+
+    def iterate_needs(self) -> Iterator[tuple[Value, Placement | None, Node | None]]:
         """(value, need, node) for each node that takes a value that is not replicated, and for each such output.
 
         need: the placement to which the value is brought; None if the node takes the value unchanged.
         node: the node that takes the value; None for an output of the program.
-        output_needs: the placements to which the outputs are brought; default: `gives`.
         """
         for node in self.nodes:
             for value, need in zip(node.inputs, node.decision.needs):
                 if value.placement.kind != REPLICATED:
                     yield value, need, node
-        for value, need in zip(self.outputs, self.gives if output_needs is None else output_needs):
+        for value, need in zip(self.outputs, self.gives):
             if value.placement.kind != REPLICATED:
                 yield value, need, None
 
-    def iterate_exchanged(self, output_needs: Sequence[Placement] | None = None) -> Iterator[tuple[Value, Node | None]]:
+    def iterate_exchanged(self) -> Iterator[tuple[Value, Node | None]]:
         """(value, node) of `iterate_needs` for each need that takes a collective, also in programs of called functions.
 
         Collectives of the ops themselves (`Decision.communicates`) are not among these.
         """
-        for value, need, node in self.iterate_needs(output_needs):
-            if needs_exchange(value.placement, need):
-                yield value, node
-        for body in (body for node in self.nodes for body in node.bodies):
-            yield from body.iterate_exchanged()
+        for program in self.iterate_programs():
+            for value, need, node in program.iterate_needs():
+                if needs_exchange(value.placement, need):
+                    yield value, node
 
     @property
     def has_collectives(self) -> bool:
         """Whether the copy has collectives: for placements, or of an op itself, also in called functions."""
-        if any(needs_exchange(value.placement, need) for value, need, _ in self.iterate_needs()):
-            return True
-        if any(node.decision.communicates for node in self.nodes):
-            return True
-        return any(body.has_collectives for node in self.nodes for body in node.bodies)
+        is_exchanged = any(True for _ in self.iterate_exchanged())
+        return is_exchanged or any(node.decision.communicates for node in self.iterate_nodes())
 
 
-def drop_unneeded(
-    nodes: list[Node], outputs: Iterable[Value], effects: Iterable[Node],
-    is_used: Callable[[Value, Placement | None], bool] | None = None,
-) -> list[Node]:  # fmt: skip
-    """The nodes that outputs or effects need, in the order of `nodes`.
-
-    is_used: `is_used(value, need)` tells whether the tensor of an input is used to bring that input to the placement
-        `need`. If not, the nodes that only compute this tensor are dropped. None: the tensor is always used.
-    """
+def drop_unneeded(nodes: list[Node], outputs: Iterable[Value], effects: Iterable[Node]) -> list[Node]:
+    """The nodes that outputs or effects need, in the order of `nodes`."""
     needed = {value.node for value in outputs}.union(effects)
     for node in reversed(nodes):
         if node in needed:
-            for value, need in zip(node.inputs, node.decision.needs):
-                if is_used is None or is_used(value, need):
-                    needed.add(value.node)
-            needed.update(node.controls)
+            needed.update(node.predecessors)
     return [node for node in nodes if node in needed]

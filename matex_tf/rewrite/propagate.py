@@ -3,21 +3,19 @@
 An op's outputs get their placements from its inputs' placements, by the rule for its type. One decision needs the ops
 that follow. The op `s * s` needs the partial sum s whole, the op `2 * s` could take it as it is. If a graph has both,
 s is best all-reduced once, where it arises. So `read_program` finds such sums in the program, and reads the graph
-again with these sums converted, until it finds no new sum. Each further reading keeps the nodes of the last reading
-whose inputs have not changed.
+again with these sums converted, until it finds no new sum. An op is read again only if what it depends on has changed.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Container, Iterable, Sequence
 from itertools import zip_longest
-from typing import Any
+from typing import Any, NamedTuple
 
 from matex_tf.rewrite import compiled, control, pieces
 from matex_tf.rewrite.constants import find_constants, find_shapes, note_sizes
-from matex_tf.rewrite.functions import OpRecord, find_callee, is_stateful, list_ops, trace_expansion
-from matex_tf.rewrite.graph_ops import has_op
+from matex_tf.rewrite.functions import OpRecord, find_callee, list_ops, trace_expansion
+from matex_tf.rewrite.graph_ops import find_definition, has_op, is_stateful
 from matex_tf.rewrite.labels import get_labels
 from matex_tf.rewrite.nodes import USUAL_SIZE, Decision, Expansion, Node, NoRuleError, StandIn, Value, has_same_outputs
 from matex_tf.rewrite.pauses import pause_collection
@@ -34,24 +32,22 @@ ALIASES = frozenset(("Identity", "IdentityN", "StopGradient", "PreventGradient",
 """Ops whose outputs are their inputs. The copy of a graph leaves them out."""
 
 
-@dataclasses.dataclass(eq=False, repr=False)
-class _Reading:
-    """What the last reading of a graph at one call path has found.
+class _OpReading(NamedTuple):
+    """The last reading of an op: what the op depends on (`op`, `inputs`, `controls`), and what was found.
 
-    The call path consists of the names of the ops that call the graph, the outermost first.
-
-    controls: the nodes that the call of the graph waits for.
-    values: the values of tensors, by the ids of the tensors.
-    nodes: all nodes that were read for an op, by the op's id: several, for example, if a call's function is inlined.
-    ends: the nodes that must have run when an op has run, by the op's id. An op with a control edge from that op waits
-        for these nodes.
+    inputs: the values of the op's inputs.
+    controls: the nodes that must run before the op, besides the makers of its inputs.
+    nodes: all nodes that were read for the op: several, for example, if a call's function is inlined.
+    outputs: the values of the op's outputs.
+    ends: the nodes that must have run when the op has run. An op with a control edge from this op waits for them.
     """
 
-    graph: Any
-    controls: list[Node] = dataclasses.field(default_factory=list)
-    values: dict[int, Value] = dataclasses.field(default_factory=dict)
-    nodes: dict[int, list[Node]] = dataclasses.field(default_factory=dict)
-    ends: dict[int, list[Node]] = dataclasses.field(default_factory=dict)
+    op: Any
+    inputs: list[Value]
+    controls: list[Node]
+    nodes: list[Node]
+    outputs: list[Value]
+    ends: list[Node]
 
 
 class Reader:
@@ -68,9 +64,8 @@ class Reader:
     batch_rows: the number of rows of the batch of the program that is being read, if it is fixed.
 
     _have_batch: for each program that is being read, the outermost first, whether it has a batch so far.
-    _changed_keys: the keys of the sums whose conversion is new in the next reading, and all prefixes of these keys.
     _inputs: the values of programs' inputs, by their keys.
-    _readings: the last readings, by their call paths.
+    _readings: the last reading of each op, by its key: the names of the calling ops, the outermost first, and its own.
     _ops: for each graph that was read, by its id: the graph, its effects (`_list_effects`) and its ops in order.
     """
 
@@ -80,18 +75,19 @@ class Reader:
         self.converted: dict[tuple[Any, ...], Placement] = {}
         self.refused: dict[int, Any] = {}
         self._have_batch: list[bool] = []
-        self._changed_keys: set[tuple[Any, ...]] = set()
         self._inputs: dict[tuple[Any, ...], Value] = {}
-        self._readings: dict[tuple[Any, ...], _Reading] = {}
+        self._readings: dict[tuple[Any, ...], _OpReading] = {}
         self._ops: dict[int, tuple[Any, list[Any], list[OpRecord]]] = {}
 
     def read(
-        self, graph: Any, placements: Sequence[Placement], key: tuple[Any, ...] = (), constants: Sequence[Any] = ()
-    ) -> Program:
+        self, graph: Any, placements: Sequence[Placement], key: tuple[Any, ...] = (), constants: Sequence[Any] = (),
+        repeats: bool = False,
+    ) -> Program:  # fmt: skip
         """The program of a function's graph for inputs of these placements.
 
         key: the call path; empty for the outermost graph.
         constants: for each input, its fixed value or None.
+        repeats: the graph is the body of a loop.
         """
         inputs = [
             self._read_input(tensor, (*key, tensor.op.name, tensor.value_index), placement, constant)
@@ -105,32 +101,29 @@ class Reader:
         if has_batch and is_outermost:
             self.batch_rows = count_rows(inputs)
         self._have_batch.append(has_batch)
+        self.loops += repeats
         try:
             outputs, effects = self._read_into(nodes, graph, inputs, key, [])
             takes_batch = not has_batch and self._have_batch[-1]
         finally:
+            self.loops -= repeats
             self._have_batch.pop()
             self.batch_rows = outer_rows
         if takes_batch or is_outermost:
             _wrap_whole(nodes, outputs)
-        needed = drop_unneeded(nodes, outputs, effects)
-        takes_batch = takes_batch and any(map(is_batch, needed))
+        # The op that takes the batch is needed even if only its number of rows is used, which no op makes (`counts`).
+        sources = [node for node in nodes if takes_batch and is_batch(node)]
+        needed = drop_unneeded(nodes, outputs, [*effects, *sources])
         return Program(put_first(needed) if takes_batch else needed, inputs, outputs, effects, takes_batch)
 
     def convert_sums(self, needed: dict[tuple[Any, ...], Placement]) -> bool:
         """Convert these sums where they arise. Returns whether any is new, so that a further reading is needed."""
         new = {key: need for key, need in needed.items() if self.converted.get(key) != need}
-        self._changed_keys = {key[:length] for key in new for length in range(1, len(key) + 1)}
+        # The ops that make these sums, and the calls around them, are read again: their last readings are of no op.
+        stale = self._readings.keys() & {key[:length] for key in new for length in range(1, len(key))}
+        self._readings |= {key: self._readings[key]._replace(op=None) for key in stale}
         self.converted |= new
         return bool(new)
-
-    def read_turn(self, *arguments: Any) -> Program:
-        """`read` for the body of a loop."""
-        self.loops += 1
-        try:
-            return self.read(*arguments)
-        finally:
-            self.loops -= 1
 
     def _read_into(
         self, nodes: list[Node], graph: Any, inputs: list[Value], key: tuple[Any, ...], controls: list[Node]
@@ -143,56 +136,53 @@ class Reader:
             effects = self._list_effects(graph)
             self._ops[id(graph)] = graph, effects, list_ops(graph, effects, self.reused is not None)
         _, effects, records = self._ops[id(graph)]
-        last = self._readings.pop(key, None)  # put back at the end: a reading that fails must not be used again
-        reading = last if last is not None and last.graph is graph else _Reading(graph)
-        changed: set[int] = set()  # the ids of tensors and ops that differ from the last reading
-        for tensor, value in zip(graph.inputs, inputs):
-            if reading.values.get(id(tensor)) is not value:
-                reading.values[id(tensor)] = value
-                changed.add(id(tensor))
-        input_ids, labels = {id(tensor) for tensor in graph.inputs}, get_labels(graph)
-        have_controls_changed, reading.controls = reading.controls != controls, controls
+        labels = get_labels(graph)
+        values = {id(tensor): value for tensor, value in zip(graph.inputs, inputs)}
+        input_ids = set(values)
+        ends: dict[int, list[Node]] = {}  # the nodes that must have run when an op has run, by the op's id
         for record in records:
             if self.reused is None and record.outputs and record.outputs[0] in input_ids:
                 continue  # the placeholder of an input
-            op_key = (*key, record.name)
-            # If nothing that the op depends on has changed, its nodes of the last reading stay. It depends on its
-            # inputs, on conversions of sums inside of it, and, if it has effects, on the nodes before the call.
-            is_affected = not changed.isdisjoint(record.dependencies) or op_key in self._changed_keys
-            is_affected = is_affected or (have_controls_changed and record.is_stateful)
-            if record.id in reading.nodes and not is_affected and not _has_old_inputs(reading, record.id):
-                nodes += reading.nodes[record.id]
-                for node in filter(is_batch, reading.nodes[record.id]):
-                    self._have_batch[-1], self.batch_rows = True, count_rows(node.outputs)
-                continue
-            # Otherwise read the op. If one of its results changes, the ops that take the result are read again, too.
-            before = [node for op_id in record.controls for node in reading.ends.get(op_id, ())]
+            before = [node for op_id in record.controls for node in ends.get(op_id, ())]
             if record.is_stateful:
                 before += controls
-            values = [reading.values[tensor_id] for tensor_id in record.inputs]
-            op_nodes: list[Node] = []
-            last_nodes = reading.nodes.get(record.id, ())
-            outputs, ends = self._read_op(op_nodes, record, values, op_key, before, last_nodes)
-            if reading.ends.get(record.id) != ends:
-                reading.ends[record.id] = ends
-                changed.add(record.id)
-            for tensor_id, value in zip(record.outputs, outputs):
-                if tensor_id not in input_ids and reading.values.get(tensor_id) is not value:
-                    reading.values[tensor_id] = value
-                    changed.add(tensor_id)
+            reading = self._find_reading(record, (*key, record.name), before, values)
+            nodes += reading.nodes
+            ends[record.id] = reading.ends
+            for tensor_id, value in zip(record.outputs, reading.outputs):
+                if tensor_id not in input_ids:
+                    values[tensor_id] = value
                 if tensor_id in labels:
                     _, value.label = labels[tensor_id]  # the gradient to which a sum belongs
-            reading.nodes[record.id] = op_nodes
-            nodes += op_nodes
+        all_ends = [node for op in effects for node in ends.get(id(op), ())]
+        return [values[id(tensor)] for tensor in graph.outputs], all_ends
+
+    def _find_reading(
+        self, record: OpRecord, key: tuple[Any, ...], controls: list[Node], values: dict[int, Value]
+    ) -> _OpReading:
+        """The reading of an op: the last one, if nothing that the op depends on has changed; else a new one.
+
+        values: the values of tensors so far, by the ids of the tensors.
+        """
+        inputs = [values[tensor_id] for tensor_id in record.inputs]
+        last = self._readings.pop(key, None)  # put back at the end: a reading that fails must not be used again
+        is_known = last is not None and (last.op, last.inputs, last.controls) == (record.op, inputs, controls)
+        if last is not None and is_known and not _has_old_inputs(last.nodes, values):
+            reading = last
+            for node in filter(is_batch, last.nodes):
+                self._have_batch[-1], self.batch_rows = True, count_rows(node.outputs)
+        else:
+            nodes: list[Node] = []
+            outputs, ends = self._read_op(nodes, record, list(inputs), key, controls, last.nodes if last else ())
+            reading = _OpReading(record.op, inputs, controls, nodes, outputs, ends)
         self._readings[key] = reading
-        all_ends = [node for op in effects for node in reading.ends.get(id(op), ())]
-        return [reading.values[id(tensor)] for tensor in graph.outputs], all_ends
+        return reading
 
     def _list_effects(self, graph: Any) -> list[Any]:
         """The ops that run although no output needs them."""
         effects = list(graph.control_outputs)
         if self.reused is not None and graph.building_function:  # a session runs all stateful ops of a function
-            effects += [op for op in graph.get_operations() if is_stateful(op) and op not in effects]
+            effects += [op for op in graph.get_operations() if is_stateful(op.type) and op not in effects]
         return effects
 
     def _read_op(
@@ -205,7 +195,7 @@ class Reader:
         """
         op = record.op
         # Calls of functions are inlined. An op without a definition calls the function that its type names.
-        if op.op_def is None and op not in (self.reused or ()):
+        if find_definition(record.type) is None and op not in (self.reused or ()):
             return self._read_into(nodes, find_callee(op, op.type), inputs, key, controls)
         if record.type in compiled.CALLS and not compiled.is_compiled(op) and self.reads_functions(op, inputs):
             return self._read_into(nodes, find_callee(op, op.get_attr("f").name), inputs, key, controls)
@@ -231,6 +221,9 @@ class Reader:
                 note_sizes(value)
         if not decision.shapes and any(value.has_more_shape for value in inputs):
             node.set_shapes(find_shapes(node))
+        for value in node.outputs:
+            if value.counts is not None:
+                value.node = None
         last_node = next((each for each in last_nodes if each.key == key), None)
         if last_node is not None and has_same_outputs(last_node, node):
             # Keep the node of the last reading. Later ops take its values as before, and need not be read again.
@@ -319,17 +312,20 @@ class Reader:
         return decision
 
 
-def _has_old_inputs(reading: _Reading, op_id: int) -> bool:
-    """Whether nodes that were added before the op's own node take values that a later reading has replaced.
+def _has_old_inputs(nodes: Sequence[Node], values: dict[int, Value]) -> bool:
+    """Whether nodes that were added before an op's own node take values that a later reading has replaced.
+
+    nodes: the nodes that were read for the op.
+    values: the values of tensors, by the ids of the tensors.
 
     `spread_rows` adds nodes that repeat earlier ops. Their inputs may have changed although the op's inputs have not.
     If the op is a call whose function is inlined, these nodes are the function's, and take values of the function's own
     reading. Then the call is read again, and the function's reading repeats only what has changed.
     """
-    added = reading.nodes[op_id][:-1]  # the last node is the op's own, or converts its result
+    added = nodes[:-1]  # the last node is the op's own, or converts its result
     own = {id(value) for node in added for value in node.outputs}
     inputs = (value for node in added for value in node.inputs if id(value) not in own)
-    return any(reading.values.get(id(value.tensor)) is not value for value in inputs)
+    return any(values.get(id(value.tensor)) is not value for value in inputs)
 
 
 def _has_parts(inputs: Iterable[Value]) -> bool:
@@ -358,7 +354,8 @@ def read_program(
     graph: Any, placements: Sequence[Placement], takes_batches: bool = True, rows: int = USUAL_SIZE,
     constants: Sequence[Any] = (), reused: Container[Any] | None = None,
 ) -> Program:  # fmt: skip
-    """The program of `graph`, with each partial sum converted once. For the arguments see `Reader` and `Reader.read`.
+    """The program of `graph`, with each partial sum converted once; it returns whole outputs. For the arguments see
+    `Reader` and `Reader.read`.
 
     Raises PiecesRefusedError if `placements` has variables in pieces that some op takes whole.
     """
@@ -369,4 +366,5 @@ def read_program(
             if reader.refused:
                 raise pieces.PiecesRefusedError(reader.refused)
             if not reader.convert_sums(find_needed_sums(program)):
+                program.gives = [WHOLE] * len(program.outputs)
                 return program

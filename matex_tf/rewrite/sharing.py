@@ -5,8 +5,8 @@ The copy uses nothing else of the ranks. So tests can build copies for several s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from matex_tf.lazy import tf
 
@@ -18,13 +18,18 @@ class Request(NamedTuple):
         ranks' rows. Sums of half precision are computed in float32 and rounded once.
     cuts: the boundaries of the ranks' pieces; empty: none. A sum with cuts gives each rank its piece only, flattened.
         A gather with cuts takes each rank's piece.
-    owned: the tensor is, or is computed from, the piece that the rank owns. So a rank without rows contributes, too.
+    owned: the tensor is the rank's own, not of its rows, such as the piece of a variable. So a rank without rows
+        contributes, too.
+    label: the label of the gradient to which the tensor belongs, see `rewrite.labels`; None: it belongs to no gradient.
+    can_wait: the next wave may begin before this collective ends.
     """
 
     kind: str
     tensor: Any
     cuts: tuple[int, ...] = ()
     owned: bool = False
+    label: Any = None
+    can_wait: bool = False
 
 
 class Publication(NamedTuple):
@@ -51,34 +56,34 @@ def cut_piece(tensor: Any, cuts: Sequence[int], rank: int) -> Any:
     return piece
 
 
-class Exchanger(Protocol):
-    """The collectives of the ranks."""
+class Exchanger:
+    """The collectives of the ranks. This class has none: subclasses override what they support."""
 
     @property
     def rank(self) -> int:
         """The number of this rank, by which it owns pieces."""
+        return 0
 
     @property
     def sums_early(self) -> bool:
         """Whether sums of gradients run as early as they can, while the step computes other gradients."""
+        return False
 
-    def exchange(
-        self, requests: Sequence[Request], batch_slice: Slice, labels: Sequence[Any] = (), is_last: bool = False,
-        can_wait: Sequence[bool] = (),
-    ) -> list[Any]:  # fmt: skip
+    def exchange(self, requests: Sequence[Request], batch_slice: Slice, is_last: bool = False) -> list[Any]:
         """The results of one wave, in order.
 
         batch_slice: if its `contributes` is false, this rank adds 0, whatever its tensors hold.
-        labels: for each request, the label of the gradient to which it belongs, or None; see `rewrite.labels`.
         is_last: no later wave of the copy has a label.
-        can_wait: for each request, whether the next wave may begin before it ends; by default none may.
         """
+        raise NotImplementedError(f"{type(self).__name__} has no collectives: {[each.kind for each in requests]}")
 
     def can_publish(self, handle: Any, dtype: Any) -> bool:
         """Whether the ranks can publish new values of their pieces of this variable in place."""
+        return False
 
     def publish(self, publications: Sequence[Publication]) -> list[Any]:
         """The operations after which every rank has the variables with the new values of all pieces."""
+        raise NotImplementedError(f"{type(self).__name__} publishes no variables")
 
 
 class Slice(NamedTuple):
@@ -94,11 +99,3 @@ class Slice(NamedTuple):
     total: Any
     contributes: Any
     keeps: Any
-
-    def of_all(self) -> Slice:
-        """This slice for an exchange to which every rank contributes, with or without rows."""
-        return self._replace(contributes=tf.constant(True))
-
-    def map(self, function: Callable[[Any], Any]) -> Slice:
-        """The slice with each of its tensors mapped by `function`."""
-        return Slice(*map(function, self))

@@ -65,11 +65,17 @@ def find_components(shapes: Sequence[Any]) -> list[bool]:
     if any(opened):
         return opened
     counts = [shape.as_list()[0] if shape.rank else None for shape in shapes]
+    rows = choose_rows(counts)
+    return [rows > 0 and count == rows for count in counts]
+
+
+def choose_rows(counts: Iterable[int | None]) -> int:
+    """The number of rows of a batch of components with these lengths: the most common one above 1; 0 if there is none.
+
+    None: a component without an axis.
+    """
     known = [count for count in counts if count and count > 1]
-    if not known:
-        return [False] * len(counts)
-    most_common = max(known, key=known.count)
-    return [count == most_common for count in counts]
+    return max(known, key=known.count, default=0)
 
 
 def count_rows(batch: Iterable[Value]) -> int | None:
@@ -106,11 +112,7 @@ def put_first(nodes: list[Node]) -> list[Node]:
     the batch. So such ops get a control edge from the op that takes the batch.
     """
     source = next(node for node in nodes if is_batch(node))
-
-    def list_needed(node: Node) -> list[Node]:
-        return [*(value.node for value in node.inputs if value.node is not None), *node.controls]
-
-    needed = set(reach([source], list_needed))
+    needed = set(reach([source], lambda node: node.predecessors))
     rest = [node for node in nodes if node not in needed]
     for node in rest:
         if _uses_slice(node) and not node.has_rows and source not in node.controls:

@@ -18,6 +18,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
+from matex_tf.rewrite.graph_ops import is_stateful
+
 FLOW = tuple(
     prefix + name for prefix in ("", "Ref") for name in ("Switch", "Merge", "Enter", "Exit", "NextIteration")
 ) + ("LoopCond",)
@@ -72,7 +74,7 @@ class SessionSubgraph(Subgraph):
         copied = _find_dependents(needed, fed_names, sliced_names, roots)
         for op in kept:
             before = [other for other in _list_ancestors([op], fed_names) if other in copied and other is not op]
-            if all(other.op_def is not None and not other.op_def.is_stateful for other in before):
+            if not any(is_stateful(other.type) for other in before):
                 copied.discard(op)
         self.needed = list(needed)
         self.copied = [op for op in needed if op in copied]
@@ -106,6 +108,11 @@ def reach(starts: Iterable[_Item], list_next: Callable[[_Item], Iterable[_Item]]
             found[id(item)] = item
             pending += list_next(item)
     return list(found.values())
+
+
+def list_consumers(op: Any) -> list[Any]:
+    """The ops that take a result of an op."""
+    return [consumer for output in op.outputs for consumer in output.consumers()]
 
 
 def list_needed(graph: Any, fed: set[str], tensors: Iterable[Any], operations: Iterable[Any]) -> list[Any]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Container, Sequence
+from typing import Any
 
 from matex_tf.rewrite.control import needs_exchange
 from matex_tf.rewrite.nodes import USUAL_SIZE, Node, Value
@@ -35,12 +36,14 @@ class Exchange:
     wave: the number of its wave, from 0.
     first_use: the lowest level of an op that takes the result.
     needs: the placements to which ops need the value brought.
+    label: the label of the gradient to which the value belongs, see `labels.label_waves`.
     """
 
     value: Value
     wave: int
     first_use: int
     needs: set[Placement] = dataclasses.field(default_factory=set)
+    label: Any = None
 
     @property
     def can_wait(self) -> bool:
@@ -54,12 +57,11 @@ class Exchange:
 
 
 def schedule(
-    program: Program, needs: list[Placement], publishing: Container[int] = (),
-    is_early: Callable[[Node], bool] | None = None, is_early_sum: Callable[[Value], bool] | None = None,
+    program: Program, publishing: Container[int] = (), is_early: Callable[[Node], bool] | None = None,
+    is_early_sum: Callable[[Value], bool] | None = None,
 ) -> list[list[Exchange]]:  # fmt: skip
     """Set the level of each node, and list the exchanges of each wave.
 
-    needs: the placements that the outputs are brought to.
     publishing: the ids of nodes that a publication replaces: it assigns a rank's piece of a variable and sends it to
         all ranks (`bodies`). It runs in the wave before the node's level, so the node's level is at least one after the
         levels of its controls.
@@ -67,7 +69,7 @@ def schedule(
     is_early_sum: whether the sum of a value runs as early as it can (see `_group_early`).
     """
     earliest = _find_earliest(program, publishing)
-    ends = (_find_ready(earliest, value, need) for value, need in zip(program.outputs, needs))
+    ends = (_find_ready(earliest, value, need) for value, need in zip(program.outputs, program.gives))
     last_level = max([0, *earliest.values(), *ends])
 
     def place(choose_wave: Callable[[Value, int, int], int]) -> dict[int, Exchange]:
@@ -93,7 +95,7 @@ def schedule(
             if value.node is not None and id(value.node) in latest:
                 latest[id(value.node)] = min(latest[id(value.node)], level)
 
-        for output, wanted in zip(program.outputs, needs):
+        for output, wanted in zip(program.outputs, program.gives):
             note_use(output, wanted, last_level)
         for node in reversed(program.nodes):
             runs_early = is_early is not None and is_early(node)

@@ -32,24 +32,18 @@ def find_needed_sums(program: Program) -> dict[Key, Placement]:
     """The placements to which sums are converted where they arise, by the keys of the sums."""
     converted: set[Key] = set()  # the keys of sums that some op needs in another placement
     unchanged: set[Key] = set()  # the keys of sums that some op takes unchanged
-    _note_needs(program, converted, unchanged)
+    for inner in program.iterate_programs():
+        converted.update(value.key for value in inner.outputs if value.placement.kind == PARTIAL)
+        for value, need, node in inner.iterate_needs():
+            if value.placement.kind == PARTIAL and node is not None and node.type != CONVERTED_SUM:
+                keys = unchanged if need is None else converted
+                keys.add(value.key)
     needed = dict.fromkeys(converted & unchanged, WHOLE)
     if any(value.placement.cuts for value in program.inputs):  # the step takes variables in pieces
         search = _PieceSearch(converted)
         search.read(program)
         needed |= {key: WHOLE if key in search.met_rows else piece for key, piece in search.sums.items()}
     return needed
-
-
-def _note_needs(program: Program, converted: set[Key], unchanged: set[Key]) -> None:
-    """Add the keys of a program's sums to `converted` and `unchanged`; see `find_needed_sums`."""
-    for value, need, node in program.iterate_needs([WHOLE] * len(program.outputs)):
-        if value.placement.kind == PARTIAL and (node is None or node.type != CONVERTED_SUM):
-            keys = unchanged if need is None else converted
-            keys.add(value.key)
-    for node in program.nodes:
-        for body in node.bodies:
-            _note_needs(body, converted, unchanged)
 
 
 class _PieceSearch:

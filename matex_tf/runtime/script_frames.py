@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any
 
@@ -74,6 +74,11 @@ def find_thread_at_work() -> str:
         if of_script or is_timer or not (is_own or is_idle):
             return f"thread {thread.name if thread else number}, in {(of_script or frame).f_code.co_name}"
     return ""
+
+
+def find_script_frame(stack: Iterable[traceback.FrameSummary]) -> traceback.FrameSummary | None:
+    """The innermost of the script's own lines; None if there is none."""
+    return next((frame for frame in reversed(list(stack)) if not is_library(frame.filename)), None)
 
 
 def describe_place(stack: list[traceback.FrameSummary]) -> str:

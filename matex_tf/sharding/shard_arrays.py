@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from matex_tf import tags
+from matex_tf import errors, tags
 from matex_tf.lazy import tf
 from matex_tf.sharding import slice_bounds
 from matex_tf.thread_flag import ThreadFlag
@@ -100,7 +100,17 @@ def _find_shard(x: Any) -> ShardArray | None:
 
 
 def mark_share(dataset: Any) -> Any:
-    """Mark a tf.data.Dataset as one of this rank's own rows; returns it."""
+    """Mark a tf.data.Dataset as one of this rank's own rows; returns it.
+
+    Raises UnsupportedError in a tf.compat.v1 graph: runs of sessions would take its batches for those of all ranks.
+    """
+    from matex_tf.world import world
+
+    if world.is_active() and not tf.compat.v1.executing_eagerly_outside_functions():
+        raise errors.UnsupportedError(
+            "a dataset of each rank's own rows (matex_tf.shard, DataSet) is made in a tf.compat.v1 graph, where no run "
+            "can know that. Feed arrays of these rows, or give every rank all of the data"
+        )
     tags.set_tag(dataset, _SHARE, True)
     return dataset
 

@@ -17,11 +17,17 @@ from matex_tf.sharding import exchange, shard_arrays, slice_bounds
 from matex_tf.world import world
 
 BEFORE_EPOCH = "what is done before each iteration"
-"""The tag of a dataset with the function that `prepare_epoch` calls before each iteration of the dataset."""
+"""The tag of a dataset with the function that `prepare_epoch` calls before each iteration of the dataset, or None."""
 
 
-def make_row_reader(inputs: Any, counts: Sequence[int], reshuffle: int | None) -> tuple[Callable[[Any], Any], Any]:
-    """A function that returns the rows of `inputs` with given indices; and the action before each epoch, or None.
+def make_row_reader(
+    inputs: Any, counts: Sequence[int], reshuffle: int | None
+) -> tuple[Callable[[Any], Any], Any, list[np.ndarray]]:
+    """A function that returns the rows of `inputs` with given indices; the action before each epoch, or None; and the
+    arrays that the function reads in Python.
+
+    TensorFlow keeps a function of `tf.numpy_function` until the process ends. The caller empties the list when no
+    pipeline can call the function any more, so that the arrays do not stay in memory as long.
 
     inputs: arrays of this rank's rows, in any structure.
     counts: the number of rows of each rank.
@@ -35,7 +41,7 @@ def make_row_reader(inputs: Any, counts: Sequence[int], reshuffle: int | None) -
     if reshuffle is None:
         with shard_arrays.keeps_rows.set(True):  # the tensors lose the mark of own rows, which the dataset has
             tensors = tf.nest.map_structure(tf.convert_to_tensor, arrays)
-        return lambda chosen: tf.nest.map_structure(lambda tensor: tf.gather(tensor, chosen), tensors), None
+        return lambda chosen: tf.nest.map_structure(lambda tensor: tf.gather(tensor, chosen), tensors), None, []
 
     # The exchange writes into the arrays between epochs, so they must be writeable. A tensor would be a copy.
     flat = [array if array.flags.writeable else array.copy() for array in tf.nest.flatten(arrays)]
@@ -46,7 +52,7 @@ def make_row_reader(inputs: Any, counts: Sequence[int], reshuffle: int | None) -
             tensor.set_shape([None, *array.shape[1:]])
         return tf.nest.pack_sequence_as(arrays, tensors)
 
-    return read_rows, exchange.make_epoch_action([array[:rows] for array in flat], reshuffle)
+    return read_rows, exchange.make_epoch_action([array[:rows] for array in flat], reshuffle), flat
 
 
 def prepare_epoch(dataset: Any) -> None:

@@ -10,8 +10,6 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from matex_tf.lazy import tf
 
 
@@ -19,11 +17,10 @@ def deal_block(n: Any, rank: int, ratios: Any) -> tuple[Any, Any]:
     """(start, stop) of the rows of `rank` if `n` rows are dealt to the ranks in contiguous blocks.
 
     Args:
-        n: the number of rows, an int or a scalar integer tensor.
+        n: the number of rows, an int; with equal blocks also a scalar integer tensor (else: `ops.deal_rows`).
         rank: the number of the rank, an int.
-        ratios: the ratios of the ranks, integers or a tensor of integers: a rank gets its ratio divided by the sum of
-            the ratios. If `ratios` is an int, it is the number of ranks that get equal blocks; further ranks get no
-            rows.
+        ratios: the ratios of the ranks, integers: a rank gets its ratio divided by the sum of the ratios. If `ratios`
+            is an int, it is the number of ranks that get equal blocks; further ranks get no rows.
 
     Each rank gets its proportion of the rows, rounded down. The remaining rows go to the ranks that lost most by
     rounding, one row each. Of ranks that lost equally, the first come first. So blocks of equal ratios differ by at
@@ -35,8 +32,6 @@ def deal_block(n: Any, rank: int, ratios: Any) -> tuple[Any, Any]:
             return n, n
         base, extra = n // ratios, n % ratios
         return rank * base + _take_minimum(rank, extra), (rank + 1) * base + _take_minimum(rank + 1, extra)
-    if _is_tensor(n) or _is_tensor(ratios):
-        return _deal_block_in_graph(n, rank, ratios)
     rows = count_dealt_rows(n, ratios)
     return sum(rows[:rank]), sum(rows[: rank + 1])
 
@@ -49,19 +44,6 @@ def count_dealt_rows(n: int, ratios: Sequence[int]) -> list[int]:
     for rank in order[: n - sum(rows)]:
         rows[rank] += 1
     return rows
-
-
-def _deal_block_in_graph(n: Any, rank: Any, ratios: Any) -> tuple[Any, Any]:
-    """`deal_block` for tensors: the same steps as in `count_dealt_rows`, by ops."""
-    ratios = tf.cast(ratios, tf.int64)
-    total, products = tf.reduce_sum(ratios), tf.cast(n, tf.int64) * ratios
-    rows = products // total
-    order = tf.argsort(products % total, direction="DESCENDING", stable=True)
-    gets_extra = tf.range(tf.size(order), dtype=tf.int64) < tf.cast(n, tf.int64) - tf.reduce_sum(rows)
-    rows = tf.tensor_scatter_nd_add(rows, order[:, tf.newaxis], tf.cast(gets_extra, tf.int64))
-    dtype = n.dtype if _is_tensor(n) else tf.int64
-    start = tf.cast(tf.reduce_sum(rows[:rank]), dtype)
-    return start, start + tf.cast(rows[rank], dtype)
 
 
 def find_slice_bounds(n: Any, rank: int, ratios: Any) -> tuple[Any, Any, Any]:
@@ -81,31 +63,25 @@ def find_slice_bounds(n: Any, rank: int, ratios: Any) -> tuple[Any, Any, Any]:
 
 
 def slice_rows(component: Any, start: Any, stop: Any) -> Any:
-    """Rows `start` to `stop` of one component of a batch, along its first dimension.
+    """Rows `start` to `stop` of one component of a batch, along its first dimension, in a function of a dataset.
 
-    `component` is a NumPy array, tf.Tensor, tf.RaggedTensor or tf.SparseTensor. The bounds are ints or scalar integer
-    tensors, possibly symbolic. None, and components without dimensions, are returned unchanged.
+    `component` is a tf.Tensor, tf.RaggedTensor or tf.SparseTensor; the bounds are scalar integer tensors. None, and
+    components without dimensions, are returned unchanged.
 
     Raises TypeError for a component of another type.
     """
-    if component is None or isinstance(component, (bool, int, float, complex, str, bytes, np.generic)):
-        return component
-    tf = sys.modules.get("tensorflow")  # not `lazy.tf`: if nothing has imported TensorFlow, the component is no tensor
-    if tf is not None:
-        are_symbolic = any(_is_tensor(bound) and not hasattr(bound, "numpy") for bound in (start, stop))
-        if are_symbolic and isinstance(component, np.ndarray) and component.ndim:
-            component = tf.convert_to_tensor(component)  # NumPy cannot slice by symbolic tensors
-        if isinstance(component, tf.SparseTensor):
-            return _slice_sparse(component, start, stop)
-        if isinstance(component, (tf.Tensor, tf.Variable)) and component.shape.rank is None:
-            # Only when the graph runs is it known whether the component has rows.
-            return tf.cond(tf.rank(component) > 0, lambda: component[start:stop], lambda: tf.identity(component))
+    if component is None:
+        return None
+    if isinstance(component, tf.SparseTensor):
+        return _slice_sparse(component, start, stop)
     if not hasattr(component, "shape"):
         raise TypeError(
-            "a component of a batch has to be an array or a tensor to be sliced into the ranks' rows; "
+            "a component of a batch has to be a tensor to be sliced into the ranks' rows; "
             f"this one is a {type(component).__name__}"
         )
-    return component[start:stop] if len(component.shape) else component
+    if component.shape.rank is None:  # only when the graph runs is it known whether the component has rows
+        return tf.cond(tf.rank(component) > 0, lambda: component[start:stop], lambda: tf.identity(component))
+    return component[start:stop] if component.shape.rank else component
 
 
 def _slice_sparse(component: Any, start: Any, stop: Any) -> Any:
@@ -115,7 +91,7 @@ def _slice_sparse(component: Any, start: Any, stop: Any) -> Any:
 
 
 def count_batch_rows(batch: Any) -> Any:
-    """The number of rows of a batch, a structure of arrays and tensors: an int, or a scalar int64 tensor in a graph.
+    """The number of rows of a batch, a structure of tensors, as a scalar int64 tensor.
 
     It is the length of the first component that has a dimension. Raises ValueError if no component has one.
     """
@@ -124,11 +100,8 @@ def count_batch_rows(batch: Any) -> Any:
             return component.dense_shape[0]
         if isinstance(component, tf.RaggedTensor):
             return tf.cast(component.nrows(), tf.int64)
-        shape = getattr(component, "shape", None)
-        if shape is None or (getattr(shape, "rank", 0) is not None and len(shape) == 0):
-            continue
-        has_value = isinstance(component, np.ndarray) or hasattr(component, "numpy")
-        return int(component.shape[0]) if has_value else tf.shape(component, tf.int64)[0]
+        if hasattr(component, "shape") and component.shape.rank != 0:
+            return tf.shape(component, tf.int64)[0]
     raise ValueError("a batch without rows: no component of it has a dimension")
 
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from matex_tf import tags
 from matex_tf.lazy import tf
+from matex_tf.rewrite.sources import choose_rows
 from matex_tf.steps import own_data, slices
 from matex_tf.steps.batches import find_dealt
 
@@ -41,9 +42,8 @@ class Arguments:
             self.leaves = [tf.convert_to_tensor(leaf) if _is_array(leaf) else leaf for leaf in self.leaves]
             self.given = tf.nest.pack_sequence_as(self.given, self.leaves)
         counts = [_count_rows(leaf) for leaf in self.leaves]
-        known = [count for count in counts if count and count > 1]
-        self.rows = max(known, key=known.count) if known else 0
-        self.have_rows = [bool(known) and count == self.rows for count in counts]
+        self.rows = choose_rows(counts)
+        self.have_rows = [self.rows > 0 and count == self.rows for count in counts]
 
     def make_key(self) -> Any:
         """The key of a trace: calls with equal keys have the same trace. Sets `references`.

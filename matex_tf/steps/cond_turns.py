@@ -32,14 +32,14 @@ def order_collectives(graph: Any, needed: Sequence[Any]) -> tuple[list[Any], lis
     Returns a list of the op, empty if no collective is in a branch; and the turns in the order in which they are to
     run. Both are empty if there is only one turn.
     """
-    found = [(op, turn, branch) for op in needed for turn, branch in _find_turns(graph, op)]
+    collectives = [(op, *collective) for op in needed for collective in _list_collectives(graph, op)]
     # Leave out collectives in loops. Also leave out a collective in a function that several ops call: its turn, a
     # single number, would be complete after the first call.
-    callers = collections.Counter(turn for op in needed for turn in _list_all_turns(graph, op))
+    callers = collections.Counter(turn for _, turn, _, _ in collectives)
     found = [
         (op, turn, branch)
-        for op, turn, branch in found
-        if callers[turn] == 1 and not any(context.IsWhileContext() for context in _iterate_contexts(op))
+        for op, turn, branch, always_runs in collectives
+        if always_runs and callers[turn] == 1 and not any(one.IsWhileContext() for one in _iterate_contexts(op))
     ]
     if len(found) < 2:
         return [], []
@@ -64,32 +64,25 @@ def order_collectives(graph: Any, needed: Sequence[Any]) -> tuple[list[Any], lis
     return together, [turn for _, turn, _ in found]
 
 
-def _find_turns(graph: Any, op: Any) -> list[tuple[int, bool | None]]:
-    """(turn, branch) of each of an op's collectives, without those in a branch or loop within a function.
+def _list_collectives(graph: Any, op: Any) -> list[tuple[int, bool | None, bool]]:
+    """(turn, branch, always_runs) of each of an op's collectives, also in its functions; once for each way to it.
 
-    branch: the value of the op's predicate with which the collective runs; None: it always runs.
+    branch: the value of the op's predicate with which the collective runs; None: it runs with any.
+    always_runs: each run of the op with that value runs the collective; no branch or loop within a function has it.
     """
     if op.type in ops.OP_TYPES:
-        return [(op.get_attr("turn"), None)]
+        return [(op.get_attr("turn"), None, True)]
+    branches: dict[str, bool | None] = {}  # by the attribute of the op that names the function
     if op.type in CALLS:
-        branches: dict[str, bool | None] = {"f": None}  # by the attribute of the op that names the function
+        branches = {"f": None}
     elif op.type in _CONDS and op.inputs[0].dtype.is_bool:
         branches = {"then_branch": True, "else_branch": False}
-    else:
-        return []
+    by_function = {op.node_def.attr[name].func.name: branch for name, branch in branches.items()}
     return [
-        (turn, branch)
-        for name, branch in branches.items()
-        for turn, always_runs in _walk_function(graph, op.node_def.attr[name].func.name)
-        if always_runs
+        (turn, by_function.get(name), always_runs and name in by_function)
+        for name in list_functions(op.node_def)
+        for turn, always_runs in _walk_function(graph, name)
     ]
-
-
-def _list_all_turns(graph: Any, op: Any) -> list[int]:
-    """The turns of an op's collectives, also in its functions; once for each way to a collective."""
-    if op.type in ops.OP_TYPES:
-        return [op.get_attr("turn")]
-    return [turn for name in list_functions(op.node_def) for turn, _ in _walk_function(graph, name)]
 
 
 def _walk_function(graph: Any, name: str, always_runs: bool = True) -> Iterator[tuple[int, bool]]:

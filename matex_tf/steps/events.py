@@ -43,9 +43,7 @@ step_copied = Event()
 step_planned = Event()
 """(plan): the ranks have agreed on how to compute the step; `plan.why_whole` is the reason if they do not share it."""
 computed_whole = Event()
-"""(step, why): every rank computes this step by itself, and the user is told."""
-trained_eagerly = Event()
-"""(): a training step in eager code computes its gradients."""
+"""(step, why): every rank computes this step by itself, or parts of it in eager code."""
 step_begins = Event()
 """(plan): a call of a shared step is about to run; `plan.trained` lists the weights that it changes."""
 step_computed = Event()

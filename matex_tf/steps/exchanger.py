@@ -17,7 +17,7 @@ from typing import Any
 from matex_tf import ops, settings
 from matex_tf.lazy import tf
 from matex_tf.ops import overlap
-from matex_tf.rewrite.sharing import Publication, Request, Slice, cut_piece
+from matex_tf.rewrite.sharing import Exchanger, Publication, Request, Slice, cut_piece
 from matex_tf.steps import publishing
 from matex_tf.steps.gradients import name_sums
 from matex_tf.world import world
@@ -30,8 +30,8 @@ Message = tuple[list[int], Callable[[Sequence[Request], Slice], list[Any]]]
 """The indices of the requests of a message, and the function that exchanges them."""
 
 
-class RankExchanger:
-    """Implements `rewrite.sharing.Exchanger` over MPI.
+class RankExchanger(Exchanger):
+    """The collectives of the ranks over MPI.
 
     place: names the step in messages.
     is_ordered: collectives run in the order of their creation, see `rewrite.emit.Copy`.
@@ -56,14 +56,10 @@ class RankExchanger:
     def sums_early(self) -> bool:
         return self.is_ordered and overlap.is_chosen()
 
-    def exchange(
-        self, requests: Sequence[Request], batch_slice: Slice, labels: Sequence[Any] = (), is_last: bool = False,
-        can_wait: Sequence[bool] = (),
-    ) -> list[Any]:  # fmt: skip
+    def exchange(self, requests: Sequence[Request], batch_slice: Slice, is_last: bool = False) -> list[Any]:
         results: list[Any] = [None] * len(requests)
         last_ops: list[Any] = []  # of the message before
-        none = [None] * len(requests)
-        for indexes, exchange in self._list_messages(requests, labels or none, is_last, can_wait or none):
+        for indexes, exchange in self._list_messages(requests, is_last):
             # Control edges order the messages if the copy does not order all collectives.
             with contextlib.nullcontext() if self.is_ordered else tf.control_dependencies(last_ops):
                 exchanged = exchange([requests[index] for index in indexes], batch_slice)
@@ -82,9 +78,7 @@ class RankExchanger:
     def publish(self, publications: Sequence[Publication]) -> list[Any]:
         return publishing.publish(publications, self.place)
 
-    def _list_messages(
-        self, requests: Sequence[Request], labels: Sequence[Any], is_last: bool, can_wait: Sequence[Any]
-    ) -> Iterator[Message]:
+    def _list_messages(self, requests: Sequence[Request], is_last: bool) -> Iterator[Message]:
         """The messages of a wave. Floating-point sums come first; the first message of the last wave counts the update.
 
         So the last wave has a message of sums even without a sum: the update then consists of gathered gradients.
@@ -102,9 +96,9 @@ class RankExchanger:
                 owned.setdefault((request.kind, request.tensor.dtype.name), []).append(index)
             elif request.kind != "sum" or request.tensor.dtype.name not in _SUMMED:
                 single.append(index)
-            elif labels[index] is not None and can_wait[index] and not is_last and self._is_overlapped(request):
+            elif request.label is not None and request.can_wait and not is_last and self._is_overlapped(request):
                 early.append(index)
-            elif self.checked and labels[index] is not None:
+            elif self.checked and request.label is not None:
                 checked.append(index)
             elif is_last and self.sums_early and not self._is_overlapped(request):
                 inline.append(index)
@@ -112,9 +106,7 @@ class RankExchanger:
                 sums.append(index)
 
         def add_up(indexes: list[int], *, checked: bool, is_update: bool, has_more: bool = False) -> Message:
-            chosen = [labels[index] for index in indexes]
-            exchange = functools.partial(self._add_up, chosen, checked=checked, is_update=is_update, has_more=has_more)
-            return indexes, exchange
+            return indexes, functools.partial(self._add_up, checked=checked, is_update=is_update, has_more=has_more)
 
         if early:
             yield add_up(early, checked=self.checked, is_update=True, has_more=True)
@@ -131,18 +123,18 @@ class RankExchanger:
             yield indexes, self._gather_pieces if kind == "gather" else self._reduce_numbers
 
     def _add_up(
-        self, labels: Sequence[Any], requests: Sequence[Request], batch_slice: Slice, checked: bool, is_update: bool,
-        has_more: bool = False,
-    ) -> list[Any]:  # fmt: skip
+        self, requests: Sequence[Request], batch_slice: Slice, checked: bool, is_update: bool, has_more: bool = False
+    ) -> list[Any]:
         """Floating-point sums, in one message; a sum of 0 if there are no requests.
 
         is_update: the message also carries the number of rows of the batch, and counts as an update of the weights.
         has_more: it is a part of an overlapped update, of which further parts follow.
         """
-        tensors = [request.tensor for request in requests] or [tf.zeros([])]
-        names, numbers = name_sums(tensors, labels or [None])
+        requests = requests or [Request("sum", tf.zeros([]))]
+        tensors = [request.tensor for request in requests]
+        names, numbers = name_sums(tensors, [request.label for request in requests])
         weight = self._find_weight(batch_slice, is_update)
-        cuts = [request.cuts for request in requests] or [()]  # the boundaries of the ranks' pieces; (): no pieces
+        cuts = [request.cuts for request in requests]  # the boundaries of the ranks' pieces; (): no pieces
         # With `sent_cuts`, the message may bring each rank its pieces only. An elastic run needs complete sums.
         sent_cuts = [] if settings.get_settings().elastic or not any(cuts) else cuts
         key = id(tf.compat.v1.get_default_graph())

@@ -6,6 +6,7 @@ has 6 rows, rank 1 has 2, and the script's batch size is 4. Each step takes 3 ro
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,11 +15,8 @@ import numpy as np
 from matex_tf import errors, tags
 from matex_tf.lazy import tf
 from matex_tf.runtime import notes, objects
-from matex_tf.sharding import apportion, fingerprint, py_functions, shard_arrays, shard_batches, slice_bounds
-from matex_tf.steps import own_data
+from matex_tf.sharding import apportion, fingerprint, shard_arrays, shard_batches, slice_bounds
 from matex_tf.world import world
-
-_EVEN = "as many batches as other ranks"  # the tag of such a dataset
 
 
 def are_own(inputs: Any, name: str) -> bool:
@@ -94,12 +92,11 @@ def make_dataset(inputs: Any, counts: Sequence[int], batch_size: int, shuffle: b
     dealt: how the rows were dealt to the ranks.
     """
     rank, steps = world.get_world().rank, -(-sum(counts) // batch_size)  # rounded up
-    rows_of_ranks = (apportion.apportion_step_rows(counts, step, batch_size, dealt.batch_size) for step in range(steps))
-    rows_of_steps = [rows[rank] for rows in rows_of_ranks]
-    bounds = np.cumsum([0, *rows_of_steps]).astype(np.int64)
+    used = (apportion.apportion_rows(counts, step * batch_size) for step in range(steps + 1))
+    bounds = np.array([of_ranks[rank] for of_ranks in used], np.int64)
     ranges = tf.data.Dataset.from_tensor_slices((bounds[:-1], bounds[1:]))
     # `before_epoch` exchanges rows between ranks; None if each rank keeps its rows.
-    read_rows, before_epoch = shard_batches.make_row_reader(_make_tuples(inputs), counts, dealt.reshuffle)
+    read_rows, before_epoch, arrays = shard_batches.make_row_reader(_make_tuples(inputs), counts, dealt.reshuffle)
 
     def order(_: Any) -> Any:
         rows = tf.range(counts[rank], dtype=tf.int64)
@@ -109,14 +106,12 @@ def make_dataset(inputs: Any, counts: Sequence[int], batch_size: int, shuffle: b
         return ranges.map(lambda start, end: rows[start:end])
 
     # In each epoch: the indices of this rank's rows, in one vector for each step; then these rows.
-    chosen = tf.data.Dataset.range(1).map(order).flat_map(split_in_steps)
-    # `read_rows` may call Python functions, which then live as long as the dataset.
-    dataset = py_functions.move_functions_to_dataset(lambda: chosen.map(read_rows, num_parallel_calls=tf.data.AUTOTUNE))
+    chosen = tf.data.Dataset.from_tensors(0).map(order).flat_map(split_in_steps)
+    dataset = chosen.map(read_rows, num_parallel_calls=tf.data.AUTOTUNE)
     dataset = dataset.apply(tf.data.experimental.assert_cardinality(steps)).prefetch(tf.data.AUTOTUNE)
-    if before_epoch is not None:
-        tags.set_tag(dataset, shard_batches.BEFORE_EPOCH, before_epoch)
-    tags.set_tag(dataset, _EVEN, True)
-    return own_data.note_batches(dataset)
+    tags.set_tag(dataset, shard_batches.BEFORE_EPOCH, before_epoch)
+    weakref.finalize(dataset, arrays.clear).atexit = False
+    return shard_arrays.mark_share(dataset)
 
 
 def _make_tuples(inputs: Any) -> Any:
@@ -132,8 +127,6 @@ def pad_batches(dataset: Any, name: str) -> Any:
     If one rank does not know how many batches it has, all ranks get datasets of unknown length, and take batches until
     the data of all ranks have ended (`rewrite.own_batches`).
     """
-    if tags.get_tag(dataset, _EVEN, False):
-        return dataset
     numbers = objects.allgather(int(dataset.cardinality()), f"counting the batches of {name}")
     if tf.data.UNKNOWN_CARDINALITY in numbers:
         even = dataset.filter(lambda *_: True)  # its length is unknown, so that Keras iterates alike on all ranks
@@ -141,7 +134,6 @@ def pad_batches(dataset: Any, name: str) -> Any:
         no_rows = tf.nest.map_structure(lambda spec: _make_rows(spec, 0), dataset.element_spec)
         endless = dataset.concatenate(tf.data.Dataset.from_tensors(no_rows).repeat())
         even = endless if tf.data.INFINITE_CARDINALITY in numbers else endless.take(max(numbers))
-    tags.set_tag(even, _EVEN, True)
     return shard_arrays.mark_share(even)
 
 

@@ -24,8 +24,8 @@ from matex_tf.steps.exchanger import RankExchanger
 from matex_tf.thread_flag import ThreadFlag
 from matex_tf.world import world
 
-# Names of tags (`tags`): `_OWN` of iterators and handles of datasets, `_BATCHES` of datasets, `_TAKER` of iterators.
-_OWN, _BATCHES, _TAKER = "own rows", "batches of own rows", "whole batches of own rows"
+# Names of tags (`tags`): `_OWN` of iterators and handles of datasets, `_TAKER` of iterators.
+_OWN, _TAKER = "own rows", "whole batches of own rows"
 _alone = ThreadFlag()
 
 
@@ -58,15 +58,6 @@ def note_constant(array: np.ndarray) -> None:
     notes.print_note(
         f"{subject} is made in eager code: each rank computes with its own, and no result is that of all. {advice}"
     )
-
-
-def refuse_in_session(dataset: Any) -> None:
-    """Raises UnsupportedError for a dataset of this rank's own rows, for which an iterator of a session is made."""
-    if world.is_active() and not is_alone() and shard_arrays.is_shard(dataset):
-        raise errors.UnsupportedError(
-            "an iterator of a tf.compat.v1 graph is made for a dataset of each rank's own rows (matex_tf.shard, "
-            "DataSet), of which no run is told. Feed arrays of these rows, or give every rank all of the data"
-        )
 
 
 def note_iterator(iterator: Any, dataset: Any) -> None:
@@ -107,17 +98,10 @@ def is_own(source: Any) -> bool:
     return is_shard or bool(tags.get_tag(source, _OWN, False))
 
 
-def note_batches(dataset: Any) -> Any:
-    """Mark a dataset as one of batches of this rank's own rows; returns it."""
-    tags.set_tag(dataset, _BATCHES, True)
-    return shard_arrays.mark_share(dataset)
-
-
 def _require_batches(dataset: Any) -> None:
     """Raises UnsupportedError for a dataset that does not give batches of rows that ranks can combine."""
     try:
-        are_batches = any(tags.get_tag(step, _BATCHES, False) for step in slice_bounds.list_pipeline(dataset))
-        if not are_batches and slice_bounds.is_batched(dataset) is False:
+        if slice_bounds.is_batched(dataset) is False:
             raise own_batches.OwnRowsError("it gives single rows; put .batch(...) at its end")
         specs = tf.nest.flatten(dataset.element_spec, expand_composites=False)
         variant = tf.TensorSpec([], tf.variant)  # stands for a component that is no dense tensor

@@ -36,7 +36,7 @@ from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.propagate import read_program
 from matex_tf.rewrite.sharing import Exchanger
 from matex_tf.runtime import notes
-from matex_tf.steps import agreement, events, failures, gradients, own_data, pieces, publishing, report, slices
+from matex_tf.steps import agreement, events, failures, gradients, own_data, pieces, report, slices
 from matex_tf.steps.batch_watch import BatchWatch
 from matex_tf.steps.batches import Batch, SharedBatches, WholeBatch, find_shared_batches
 from matex_tf.steps.exchanger import RankExchanger
@@ -193,8 +193,6 @@ class StepPlan:
         events.step_planned(self)
         if self.why_whole and any(self.are_own):
             raise errors.UnsupportedError(own_data.explain_obstacle(self.place, self.why_whole))
-        if self.why_whole:
-            publishing.drop_planned()  # the shared memory of weights that this rank's copy, now unused, was to have
         if self.why_whole or self.program is None:
             report.say_whole(self.place, self.why_whole, is_usual=False)
         else:
@@ -304,7 +302,7 @@ class StepPlan:
             inputs = [*arguments[:count], *map(graph.capture, captured), *arguments[count:]]
             if not is_batch_sliced:
                 inputs = sources.take_rows(copy, inputs, list(divided))
-            outputs = copy.build(program, inputs, [WHOLE] * len(program.outputs))
+            outputs = copy.build(program, inputs)
             events.step_copied()
             return outputs
 
@@ -368,7 +366,6 @@ class StepPlan:
     def _compute(self, inputs: Sequence[Any], taken: Batch | None, is_shared: bool, replacements: Any) -> Any:
         """The outputs of a call: of this rank's slice if `is_shared`, else of its whole batch. Collective."""
         copy = self.find_copy(self.divided if is_shared else [False] * len(self.divided))
-        publishing.make_memory()
         self.pieces.prepare()
         handles = list(inputs)
         if any(self.feeds):  # with the captured tensors, too, since `find_handles` prepares their iterators

@@ -11,7 +11,8 @@ piece, to which the step's own assignment is applied:
 does this for a group of weights of one type at once:
 
 - Ranks of one host keep the weights in shared memory, where a piece that one rank has changed needs no message. A
-  *holding* is a group of weights with shared memory, known to the engine by its number.
+  *holding* is a group of weights with shared memory, known to the engine by its number. Its first publication travels
+  in messages, and makes the memory, to which the next one moves the weights.
 - Ranks of several hosts send their pieces at the end of the step, or, with overlap, while the next step computes (the
   argument `later`).
 """
@@ -36,8 +37,6 @@ _MAX_GROUPS = 8
 _holdings: dict[tuple[int, ...], int] = {}
 """The numbers of holdings, by the ids of their variables' handles."""
 _numbers = itertools.count()
-_without_memory: list[tuple[list[Any], dict[str, Any]]] = []
-"""The holdings without shared memory yet: the handles of the variables, and the arguments of `matex_publish`."""
 
 
 def can_publish(handle: Any, dtype: Any) -> bool:
@@ -89,22 +88,18 @@ def _publish_group(group: Sequence[Publication], place: str, number: int) -> Any
             assign = getattr(tf.raw_ops, publication.kind)
             updates.append(assign(resource=handles[index], value=publication.value))
     several = f" and {len(group) - 1} more" if len(group) > 1 else ""
-    arguments = {
-        "T": dtype,
-        "cuts": [cut for publication in group for cut in publication.cuts],
-        "place": f"new weights of {place}",
-        "names": [f"weight {index}{several}" for index in range(len(group))],
-    }
-    # -1: no shared memory, so the ranks send their pieces.
-    arguments["holding"] = -1 if _are_pieces_sent() else _find_holding(group, arguments)
     with tf.control_dependencies(updates):
         return make_in_order(
             ops.get_library().ops.matex_publish,
             wholes=[publication.handle for publication in group],
             pieces=handles,
+            T=dtype,
+            cuts=[cut for publication in group for cut in publication.cuts],
+            place=f"new weights of {place}",
+            names=[f"weight {index}{several}" for index in range(len(group))],
+            holding=-1 if _are_pieces_sent() else _find_holding(group),  # -1: no shared memory, ranks send their pieces
             later=_is_later(),
             needed=number,
-            **arguments,
         )
 
 
@@ -113,27 +108,6 @@ def _make_pieces(count: int, dtype: Any) -> list[Any]:
     from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
     return [ResourceVariable(tf.zeros([0], dtype), trainable=False, shape=[None]) for _ in range(count)]
-
-
-def drop_planned() -> None:
-    """Make no shared memory for the planned publications: a rank cannot share the step, so their copy does not run."""
-    _without_memory.clear()
-
-
-def make_memory() -> None:
-    """Make the shared memory of planned publications, before the first step that has them. Collective.
-
-    The first publication of a holding travels in messages, and then makes the memory. Here it publishes the present
-    values, and no weight changes or moves. Later publications, in steps, move the weights to the memory.
-    """
-    library = ops.get_library().ops
-    while _without_memory:
-        wholes, arguments = _without_memory.pop(0)
-        dtype = arguments["T"]
-        variables = _make_pieces(len(wholes), dtype)  # keeps the handles valid
-        pieces = [variable.handle for variable in variables]
-        library.matex_lend(wholes=wholes, pieces=pieces, T=dtype, cuts=arguments["cuts"])
-        library.matex_publish(wholes=wholes, pieces=pieces, order=[], **arguments)  # eager code needs no order handle
 
 
 def _are_pieces_sent() -> bool:
@@ -178,7 +152,7 @@ def _find_outer(handle: Any) -> Any:
     return handle
 
 
-def _find_holding(group: Sequence[Publication], arguments: dict[str, Any]) -> int:
+def _find_holding(group: Sequence[Publication]) -> int:
     """The number of the holding of these variables, a new one if needed. The holding ends when the handle of the first
     variable is deleted.
     """
@@ -187,7 +161,6 @@ def _find_holding(group: Sequence[Publication], arguments: dict[str, Any]) -> in
     if key not in _holdings:
         number = _holdings[key] = next(_numbers)
         weakref.finalize(outer[0], _drop_memory, key, number).atexit = False
-        _without_memory.append((outer, {**arguments, "holding": number}))
     return _holdings[key]
 
 

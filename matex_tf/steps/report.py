@@ -14,13 +14,12 @@ from matex_tf import settings, tags
 from matex_tf.rewrite import waves
 from matex_tf.rewrite.graph_ops import iterate_nodes
 from matex_tf.rewrite.nodes import Value
-from matex_tf.rewrite.placement import PARTIAL, SHARDED, WHOLE
+from matex_tf.rewrite.placement import PARTIAL, SHARDED
 from matex_tf.rewrite.programs import Program
 from matex_tf.runtime import notes, script_frames
 from matex_tf.steps import events
 from matex_tf.world import world
 
-_said: set[tuple[str, str]] = set()
 _shared: set[str] = set()  # the steps that ranks share for some batches
 _HEAVY = "MatMul Conv Einsum RNN Fft Cholesky Svd Qr Pool CropAndResize NonMaxSuppression".split()
 """Substrings of the types of expensive ops."""
@@ -61,13 +60,12 @@ def say_whole_batches(step: str, why: str) -> None:
 
 
 def say_whole(step: str, why: str, is_usual: bool) -> None:
-    """Tell, once for each reason, that every rank computes a step by itself.
+    """Tell that every rank computes a step by itself.
 
     is_usual: the user loses nothing, so that only `--explain` prints it.
     """
-    if (is_usual and not settings.get_settings().explain) or (step, why) in _said:
+    if is_usual and not settings.get_settings().explain:
         return
-    _said.add((step, why))
     if not is_usual:
         events.computed_whole(step, why)
     if world.get_world().size == 1:
@@ -84,12 +82,11 @@ def _describe(program: Program) -> str:
     It has the number of waves, in which ranks synchronize, outside of loops; the bytes of all sums; and the gathered
     values, each with the first op that needs it, the source line of the op, and the bytes of a row.
     """
-    gives = [WHOLE] * len(program.outputs)
-    wave_count, summed_bytes = len(waves.schedule(program, gives)), count_summed_bytes(program)
+    wave_count, summed_bytes = len(waves.schedule(program)), count_summed_bytes(program)
     size = "sums" if summed_bytes is None else f"sums of {settings.format_bytes(summed_bytes)}"
     parts = [f"{wave_count} collective{'s' if wave_count != 1 else ''} a step, {size}"]
     gathered: set[int] = set()
-    for value, node in program.iterate_exchanged(gives):  # `node` needs `value` by a collective; None: a result
+    for value, node in program.iterate_exchanged():  # `node` needs `value` by a collective; None: a result
         if value.placement.kind == SHARDED and id(value) not in gathered:
             gathered.add(id(value))
             name, op = ("the result", value.tensor.op) if node is None else (node.type, node.op)
@@ -101,17 +98,14 @@ def _describe(program: Program) -> str:
 
 def count_summed_bytes(program: Program) -> int | None:
     """Bytes of all sums; None if unknown."""
-    exchanged = program.iterate_exchanged([WHOLE] * len(program.outputs))
-    sums = {id(value): value for value, _ in exchanged if value.placement.kind == PARTIAL}
+    sums = {id(value): value for value, _ in program.iterate_exchanged() if value.placement.kind == PARTIAL}
     sizes = [count_bytes(value) for value in sums.values()]
     return None if None in sizes else sum(size for size in sizes if size is not None)
 
 
 def has_shared_work(program: Program) -> bool:
     """Whether an op that is expensive compared with the transfer of its tensors computes only this rank's rows."""
-    return any(
-        (node.has_rows and _is_heavy(node.type)) or any(map(has_shared_work, node.bodies)) for node in program.nodes
-    )
+    return any(node.has_rows and _is_heavy(node.type) for node in program.iterate_nodes())
 
 
 def explain_no_work(program: Program | None) -> str:
@@ -122,7 +116,7 @@ def explain_no_work(program: Program | None) -> str:
     """
     if program is None or not _has_work(program):
         return ""
-    exchanged = program.iterate_exchanged([WHOLE] * len(program.outputs))
+    exchanged = program.iterate_exchanged()
     takers_of_gathered = (node for value, node in exchanged if node is not None and value.placement.kind == SHARDED)
     node = next(takers_of_gathered, None)
     return f"its rows meet in {node.type} ({find_line(node.op)}), before the work that grows with them" if node else ""
@@ -149,7 +143,5 @@ def count_bytes(value: Value, axis: int | None = None) -> int | None:
 
 def find_line(op: Any) -> str:
     """The innermost source line of the script that created an op; the op's name if no line of the script did."""
-    for frame in reversed(list(getattr(op, "traceback", None) or [])):
-        if not script_frames.is_library(frame.filename) and not frame.filename.startswith("<"):
-            return f"{os.path.basename(frame.filename)} line {frame.lineno}"
-    return f"'{op.name}'"
+    frame = script_frames.find_script_frame(getattr(op, "traceback", None) or [])
+    return f"{os.path.basename(frame.filename)} line {frame.lineno}" if frame else f"'{op.name}'"

@@ -76,9 +76,8 @@ def run_session(
 def _find_fed_batch(feeds: Mapping[Any, Any]) -> list[Any]:
     """The tensors that are fed the most common number of rows above 1; without such a number, the ones without rows."""
     counts = {tensor: len(array) for tensor, array in feeds.items()}
-    several = [count for count in counts.values() if count > 1]
-    most_common = max(several, key=several.count, default=0)
-    return [tensor for tensor, count in counts.items() if count == most_common]
+    rows = sources.choose_rows(counts.values())
+    return [tensor for tensor, count in counts.items() if count == rows]
 
 
 def _find_iterator_batch(needed: Sequence[Any]) -> list[Any]:
@@ -231,7 +230,7 @@ class SessionPlan:
             else:
                 are_rows = [index < count for index in range(len(part.inputs))]
                 inputs = sources.take_rows(copy, list(part.inputs), are_rows)
-            outputs, effects = copy.build_apart(program, inputs, [WHOLE] * len(part.outputs))
+            outputs, effects = copy.build_apart(program, inputs)
         self.starts, self.counters = copy.starts, session_graphs.list_counters(self.graph, copy.starts)
         copied = {tensor.name: output for tensor, output in zip(part.outputs, outputs)}
         reused = [op for op in self.operations if op in part.reused]

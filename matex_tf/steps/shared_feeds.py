@@ -86,8 +86,8 @@ class StepFeed:
         if not self._pads:
             return rows
         sizes = {index: tf.shape(rows[index], tf.int64) for index in self._pads}
-        request = Request("max", tf.concat(list(sizes.values()), 0))
-        (longest,) = self._exchanger.exchange([request], batch_slice.of_all())
+        request = Request("max", tf.concat(list(sizes.values()), 0), owned=True)
+        (longest,) = self._exchanger.exchange([request], batch_slice)
         padded, start = list(rows), 0  # the sizes of a tensor in `longest` begin at `start`
         for index, value in self._pads.items():
             end = start + rows[index].shape.rank

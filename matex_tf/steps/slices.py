@@ -12,6 +12,7 @@ from typing import Any
 
 from matex_tf import settings
 from matex_tf.lazy import tf
+from matex_tf.ops import deal_rows
 from matex_tf.rewrite.own_batches import OwnRows
 from matex_tf.rewrite.sharing import Exchanger, Request, Slice
 from matex_tf.runtime import excepthook
@@ -98,13 +99,14 @@ def require(condition: Any, message: Sequence[Any], tensor: Any) -> Any:
 def make_slice_of_rows(total: Any, slice_ratios: SliceRatios | None = None) -> Slice:
     """This rank's slice of a batch of `total` rows, a scalar int64."""
     me = world.get_world()
-    ratios: Any = me.trainers
-    if slice_ratios is not None:
-        record = slice_ratios.rows.assign(tf.maximum(slice_ratios.rows, total), read_value=False)
-        with tf.control_dependencies([record]):
-            ratios = tf.pad(slice_ratios.ratios, [[0, me.servers]])
-    start, stop, has_rows = slice_bounds.find_slice_bounds(total, me.rank, ratios)
-    return make_given_slice(start, stop - start, total, has_rows)
+    if slice_ratios is None:
+        start, stop, has_rows = slice_bounds.find_slice_bounds(total, me.rank, me.trainers)
+        return make_given_slice(start, stop - start, total, has_rows)
+    record = slice_ratios.rows.assign(tf.maximum(slice_ratios.rows, total), read_value=False)
+    with tf.control_dependencies([record]):
+        is_divided_and_rank = tf.constant([1, me.rank], tf.int64)
+        dealt = tf.concat([is_divided_and_rank, slice_ratios.ratios, tf.zeros([me.servers], tf.int64)], 0)
+    return make_given_slice(*deal_rows.deal_rows(tf.stack([total]), dealt))
 
 
 def make_given_slice(first: Any, count: Any, total: Any, contributes: Any) -> Slice:

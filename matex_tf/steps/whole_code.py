@@ -50,7 +50,7 @@ def finish_gradients(tape: Any, found: Any, sources: list[Any]) -> Any:
     global gradient_count
     gradient_count += 1
     if gradient_count >= _MIN_TRAINING_STEPS:
-        events.trained_eagerly()
+        events.computed_whole("a training step in eager code", EAGER)
         if not tags.get_tag(tape, _UNREPORTED) and world.get_world().size > 1:
             _say_whole(tags.get_tag(tape, _REASON, EAGER))
     if agreement.agree_on_new(sources):

@@ -109,7 +109,10 @@ class Deal:
             # "cyclic" gives each rank as many rows as "block". The block of a rank that serves is empty.
             start, stop = slice_bounds.deal_block(self.count, rank, self.size)
             return stop - start
-        return int(apportion.count_rows_taken(self.count, self._batch, self.size, self.count)[rank])
+        whole, rest = divmod(self.count, self._batch)
+        first, last = slice_bounds.deal_block(self._batch, rank, self.size)
+        rest_first, rest_last = slice_bounds.deal_block(rest, rank, self.size)
+        return whole * (last - first) + rest_last - rest_first
 
     def count_all(self) -> list[int]:
         """The number of rows of each rank, also of ranks that serve."""
@@ -136,8 +139,6 @@ class Deal:
 
     def count_taken(self, rows: int) -> list[int]:
         """For each rank, the number of its rows among the first `rows` rows that the ranks consume together."""
-        if self.distribution == "batch":
-            return apportion.count_rows_taken(self.count, self._batch, self.size, rows) + [0] * self._servers
         return apportion.apportion_rows(self.count_all(), rows)
 
     def find_local(self, rank: int) -> Any:

@@ -18,7 +18,7 @@ from matex_tf.files.view import View
 from matex_tf.world import world
 
 NAMES = ["a", "b", "folder", "folder/a", "folder/b", "folder/deep", "folder/deep/a", "other", "other/a"]
-PLAYING = [None]
+PLAYING, PLAIN = [None], [{}]
 NAMES += ["link", "link/a", "link/deep", "folder/link", "folder/link/a", "other/link"]
 
 
@@ -162,10 +162,13 @@ class Player:
         self.met = 0
 
     def play(self, step):
+        os.chdir(self.folder)  # by the plain function: this process was there all the time, and may keep its cache
         use(self.functions)
-        os.chdir(self.folder)
         PLAYING[0] = self
         self.seen.append(done(step))
+        if step[0] == "work in":
+            os.chdir(self.folder)
+        use(PLAIN[0])
 
 
 def installed():
@@ -177,6 +180,7 @@ def installed():
         install()
         sets.append({(owner, name): getattr(owner, name) for owner, name in places})
         use(sets[0])
+    PLAIN[0] = sets[0]
     return sets
 
 

@@ -117,6 +117,14 @@ try:
 except OSError:
     pass
 
+# The error of rank 0 is the error of every rank.
+if is_keras_3:
+    try:
+        model.save("out/model.unknown")
+        raise AssertionError("saved in a format that Keras does not know")
+    except ValueError:
+        pass
+
 # An open file is each rank's own.
 if is_keras_3:
     with h5py.File("in-memory.h5", "w", driver="core", backing_store=False) as file:

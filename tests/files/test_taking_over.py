@@ -28,7 +28,6 @@ def write(view, name, text):
     place = view.prepare_write(os.path.abspath(name), keep=False)
     with open(place, "w") as file:
         file.write(text)
-    view.confirm_written(os.path.abspath(name))
     return place
 
 

@@ -279,6 +279,8 @@ def write_at(number):
 
 
 assert write_at(tf.constant(3)) == str(rank)
+tf.io.write_file("out/gfile/b.txt", "")
+tf.io.gfile.rmtree("out/gfile/b.txt")  # also removes a file
 tf.io.gfile.remove("out/gfile/a.txt")
 tf.io.gfile.rmtree("out/gfile/deep")
 seen.append(["gfile", sorted(tf.io.gfile.listdir("out/gfile"))])

@@ -104,9 +104,10 @@ class Items:
 
 def test_few_items_are_made_ahead_and_none_after_the_end():
     whole = Items()
-    ahead = items_ahead.ItemsAhead(whole, [1, 3, 4, 5], str)
-    assert next(ahead) == "1"
-    ahead.stop()  # while item 3 is being made
+    ahead = items_ahead.ItemsAhead(whole, [1, 3, 4, 5])
+    given = ahead.give_items()
+    assert next(given) == 1
+    given.close()  # while item 3 is being made
     whole.may_continue.set()
     for thread in ahead._pool._pool:
         thread.join(60)
@@ -118,8 +119,8 @@ def test_all_items_are_made_with_any_size_of_the_queue(limit):
     """From 0 down, Keras' queue has no limit."""
     whole = Items()
     whole.workers, whole.max_queue_size = 2, limit
-    ahead = items_ahead.ItemsAhead(whole, [5, 1, 4, 2], str)
-    assert list(ahead) == ["5", "1", "4", "2"]
+    ahead = items_ahead.ItemsAhead(whole, [5, 1, 4, 2])
+    assert list(ahead.give_items()) == [5, 1, 4, 2]
     for thread in ahead._pool._pool:
         thread.join(60)
         assert not thread.is_alive()
@@ -138,22 +139,22 @@ class Plain:
 
 
 @pytest.mark.parametrize("workers, uses_processes", [(0, False), (2, False), (2, True)])
-def test_items_are_converted_ahead_and_errors_raised_in_their_turn(workers, uses_processes):
-    threads, converted = set(), threading.Event()
-
-    def convert(item):
-        threads.add(threading.current_thread())
-        if item == 3:
-            converted.set()
-            raise ValueError("not this one")
-        return item / 2
-
-    ahead = items_ahead.ItemsAhead(Plain(workers, uses_processes), [1, 3, 2, 1], convert)
-    assert next(ahead) == 0.5
-    assert converted.wait(60)  # although it was not taken
-    with pytest.raises(ValueError, match="not this one"):
-        next(ahead)
+def test_an_error_is_raised_in_its_turn(workers, uses_processes):
+    given = items_ahead.ItemsAhead(Plain(workers, uses_processes), [1, 3, 2, 1]).give_items()
+    assert [next(given), next(given)] == [1, 3]
     with pytest.raises(KeyError, match="no"):
-        next(ahead)
-    assert next(ahead) == 0.5 and not list(ahead)
-    assert threading.main_thread() not in threads
+        next(given)
+    assert not list(given)
+
+
+class Exhausted(Plain):
+    def __getitem__(self, number):
+        return next(iter(range(number)))
+
+
+def test_an_item_that_raises_stop_iteration_is_an_error_and_no_end():
+    """As in a generator of Keras."""
+    given = items_ahead.ItemsAhead(Exhausted(0, False), [1, 0, 1]).give_items()
+    assert next(given) == 0
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        next(given)

@@ -2,6 +2,9 @@
 
 import inspect
 import math
+import threading
+import time
+from multiprocessing import dummy
 from pathlib import Path
 
 import keras
@@ -13,6 +16,7 @@ from resilience.test_elastic import run
 
 import launch
 from matex_tf.input import items, turns
+from matex_tf.steps import batches
 
 pytestmark = pytest.mark.skipif(not hasattr(keras.utils, "PyDataset"), reason="Keras 2 has no PyDataset")
 CASES = Path(__file__).with_name("turns_cases.py")
@@ -75,12 +79,57 @@ def test_a_pass_without_turns_ends_with_an_item_that_fails():
     source = turns.Source(adapter, "Breaks", 0.1)
     source.start_sharing(adapter.get_tf_dataset())
     source.is_shared = source.is_open = False
-    whole_pass = turns.Pass(source)
+    iterator = source.iterate(iter)
+    whole_pass = batches.find_shared_batches(iterator)
     assert [int(whole_pass.take().take_whole()[0][0, 0]) for _ in range(3)] == [0, 1, 2]
     with pytest.raises(tf.errors.OpError, match="no file of item 3"):
         whole_pass.take()
     with pytest.raises(tf.errors.OutOfRangeError):
         whole_pass.take()
+
+
+class Counts(Breaks):
+    """No item fails."""
+
+    def __init__(self):
+        super().__init__()
+        self.made = []
+
+    def __len__(self):
+        return 99
+
+    def __getitem__(self, number):
+        self.made.append(number)
+        return np.full((2, 1), float(number)), np.zeros((2, 1))
+
+
+def makers():
+    return [thread for thread in threading.enumerate() if isinstance(thread, dummy.DummyProcess)]
+
+
+def wait_until(holds):
+    end = time.monotonic() + 60
+    while not holds() and time.monotonic() < end:
+        time.sleep(0.01)
+    assert holds()
+
+
+def test_items_are_made_ahead_until_their_iterator_is_dropped():
+    from keras.src.trainers.data_adapters import py_dataset_adapter
+
+    made = Counts()
+    adapter = py_dataset_adapter.PyDatasetAdapter(made)
+    source = turns.Source(adapter, "Counts", 0.1)
+    source.start_sharing(adapter.get_tf_dataset())
+    source.iterate(iter)
+    del made.made[:]
+    wait_until(lambda: not makers())
+    iterator = source.make_ahead(range(1, 99, 2))
+    wait_until(lambda: len(made.made) > 2)  # although none was taken
+    assert [source.take_from(iterator)[0].numpy()[0, 0] for _ in range(3)] == [1, 3, 5]
+    assert makers() and len(made.made) < 12
+    del iterator
+    wait_until(lambda: not makers())
 
 
 LOST = """

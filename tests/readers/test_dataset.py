@@ -12,7 +12,7 @@ import pytest
 import launch
 from matex_tf.readers import DataSet, Format, ReaderError, register
 from matex_tf.readers.rows import scaling
-from matex_tf.sharding.apportion import apportion_step_rows
+from matex_tf.sharding.apportion import apportion_rows
 from matex_tf.sharding.shard_arrays import is_shard
 
 SAMPLE = Path(__file__).parent.parent.parent / "examples" / "data" / "mnist"
@@ -109,9 +109,10 @@ def test_batches_use_every_row_once_an_epoch(rows, size, batch):
     ranks = [DataSet("COUNTING", "", rank=rank, size=size, rows=rows) for rank in range(size)]
     counts = [len(data.training_data) for data in ranks]
     for _epoch in range(3):
-        seen = []
+        seen, before = [], [0] * size
         for step in range(-(-rows // batch)):
-            own = apportion_step_rows(counts, step, batch)
+            after = apportion_rows(counts, (step + 1) * batch)
+            own, before = [b - a for a, b in zip(before, after, strict=True)], after
             for data, expected in zip(ranks, own, strict=True):
                 x, y = data.next_train_batch(batch)
                 assert is_shard(x) and is_shard(y)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from matex_tf.readers.rows import streaming
 from matex_tf.readers.rows.layout import Deal, Split
-from matex_tf.sharding import apportion, slice_bounds
+from matex_tf.sharding import slice_bounds
 
 counts = st.integers(0, 200)
 sizes = st.integers(1, 9)
@@ -37,23 +37,11 @@ def test_batches_of_the_batch_distribution_are_those_of_the_sequential_run(count
     for first in range(0, count, batch_size):
         last = min(first + batch_size, count)
         before, after = deal.count_taken(first), deal.count_taken(last)
-        taken = apportion.apportion_step_rows(deal.count_all(), first // batch_size, batch_size, batch_size)
-        assert taken == [b - a for a, b in zip(before, after, strict=True)]
         for rank in range(size + servers):
             start, stop = slice_bounds.deal_block(last - first, rank, size)
             assert deal.list_positions(rank, before[rank], after[rank]).tolist() == list(
                 range(first + start, first + stop)
             )
-
-
-@settings(deadline=None)
-@given(st.integers(1, 2000), st.integers(1, 16), st.integers(1, 70))
-def test_consuming_such_shares_evenly_gives_those_batches(count, size, batch_size):
-    # So it is the batch size alone that a training run has to know of rows that were dealt in batches.
-    deal = Deal(count, size, "batch", batch_size)
-    held = deal.count_all()
-    for first in (*range(0, count, batch_size), count):
-        assert apportion.apportion_rows(held, first) == deal.count_taken(first)
 
 
 @settings(deadline=None)

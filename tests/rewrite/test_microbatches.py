@@ -15,7 +15,6 @@ from simulated_ranks import Simulation, find_difference
 
 from matex_tf.microbatches import cutting
 from matex_tf.rewrite import waves
-from matex_tf.rewrite.placement import WHOLE
 
 COUNTS = [(11,), (6, 5), (5, 0, 6)]
 _random = np.random.default_rng(5)
@@ -35,15 +34,14 @@ def run_in_parts(function, arguments, counts, part_rows, steps=1, tolerance=1e-1
 def find_regions(function, arguments):
     regions = []
     program = Simulation(function, arguments).program
-    gives = [WHOLE] * len(program.outputs)
-    before = len(waves.schedule(program, gives))
+    before = len(waves.schedule(program))
 
     def note(region):
         regions.append(region)
         return lambda *_: []
 
-    cut = cutting.cut(program, gives, note, [])
-    assert len(waves.schedule(cut, gives)) == before  # no more collectives than at once
+    cut = cutting.cut(program, note, [])
+    assert len(waves.schedule(cut)) == before  # no more collectives than at once
     return regions
 
 

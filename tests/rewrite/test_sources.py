@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from matex_tf.rewrite.placement import BATCH, PARTIAL, REPLICATED, WHOLE
 from matex_tf.rewrite.propagate import read_program
-from matex_tf.rewrite.sources import find_source, give_batch
+from matex_tf.rewrite.sources import find_source, give_batch, is_batch
 
 
 def _take(iterator):
@@ -25,6 +25,21 @@ def test_what_an_iterator_gives_has_the_placement_of_its_source(step):
     placements = [WHOLE] * len(graph.inputs)
     assert read_program(graph, placements).outputs[0].placement.kind == PARTIAL
     assert read_program(graph, placements, takes_batches=False).outputs[0].placement.kind == REPLICATED
+
+
+def test_a_batch_whose_rows_are_only_counted_is_taken():
+    """The rank's slice, from which the numbers of rows follow, is that of the batch."""
+
+    def make_noise(iterator):
+        batch = iterator.get_next_as_optional().get_value()
+        return tf.ones([tf.shape(batch)[0], 3]) @ tf.ones([3, 3])
+
+    iterator = iter(tf.data.Dataset.from_tensor_slices(tf.ones([9, 3])).batch(4))
+    graph = tf.function(make_noise, autograph=False).get_concrete_function(iterator).graph
+    program = read_program(graph, [WHOLE] * len(graph.inputs))
+    assert program.outputs[0].placement.is_sharded
+    assert program.takes_batch
+    assert [node.type for node in program.nodes if is_batch(node)] == ["OptionalGetValue"]
 
 
 def _wait(iterator):

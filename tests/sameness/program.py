@@ -132,9 +132,8 @@ def start(job: Job) -> None:
     corpus_run.ALONE = pickle.loads(Path(job.alone).read_bytes())["figures"] if job.alone else {}
     if "matex_tf.runtime.notes" in sys.modules:
         sys.modules["matex_tf.runtime.notes"]._printed.clear()
-        for name in ("matex_tf.steps.report", "matex_tf.steps.whole_code"):
-            if name in sys.modules:
-                sys.modules[name]._said.clear()
+        if "matex_tf.steps.whole_code" in sys.modules:
+            sys.modules["matex_tf.steps.whole_code"]._said.clear()
 
 
 def variables_in(value):

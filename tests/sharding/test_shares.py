@@ -48,9 +48,9 @@ said["evaluate"] = [model.evaluate(x, y, verbose=0), model.evaluate(X, Y, verbos
 blocks = [range(*slice_bounds.deal_block(53, rank, size)) for rank in range(size)]
 order, taken = [], [0] * size
 for step in range(7):
-    for owner, rows in enumerate(apportion.apportion_step_rows([len(block) for block in blocks], step, 8)):
-        order += blocks[owner][taken[owner]:taken[owner] + rows]
-        taken[owner] += rows
+    for owner, end in enumerate(apportion.apportion_rows([len(block) for block in blocks], 8 * (step + 1))):
+        order += blocks[owner][taken[owner]:end]
+        taken[owner] = end
 model = make()
 history = model.fit(X[order], Y[order], batch_size=8, epochs=3, shuffle=False, verbose=0)
 said["in that order"] = [int(model.optimizer.iterations.numpy()), history.history["loss"], weights(model)]

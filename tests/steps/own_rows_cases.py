@@ -212,9 +212,9 @@ def in_order(counts, batch_size, first=0):
     """The rows of all ranks as steps of `fit` take them from the ranks' arrays."""
     taken, batches = [0] * ranks, []
     for step in range(-(-sum(counts) // batch_size)):
-        rows = apportion.apportion_step_rows(counts, step, batch_size)
-        batches.append(np.concatenate([ENDS[k] + taken[k] + np.arange(rows[k]) for k in range(ranks)]).astype(int))
-        taken = [a + b for a, b in zip(taken, rows)]
+        ends = apportion.apportion_rows(counts, (step + 1) * batch_size)
+        batches.append(np.concatenate([ENDS[k] + np.arange(taken[k], ends[k]) for k in range(ranks)]).astype(int))
+        taken = ends
     return batches
 
 

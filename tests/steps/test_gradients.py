@@ -50,8 +50,9 @@ def trace_on_batches():
 
 def name_sums(program):
     """For each wave of the copy the names of the variables whose gradients it sums, and how many other sums it has."""
-    values = [[one.value for one in wave] for wave in waves.schedule(program, [WHOLE] * len(program.outputs))]
-    found = labels.label_waves(program, values)
+    exchanges = waves.schedule(program)
+    labels.label_waves(program, exchanges)
+    found = [[one.label for one in wave] for wave in exchanges]
     return [(sorted(one.name for one in wave if one), sum(one is None for one in wave)) for wave in found]
 
 

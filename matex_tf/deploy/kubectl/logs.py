@@ -53,10 +53,10 @@ class Logs:
         """The output since the last call; if `last`, all remaining output."""
         chunks = []
         while self._waiting:
-            file = self._find_file()
-            os.set_blocking(file, self.last)
+            pipe = self._find_file()
+            os.set_blocking(pipe, self.last)
             try:
-                while chunk := os.read(file, _CHUNK_BYTES):
+                while chunk := os.read(pipe, _CHUNK_BYTES):
                     chunks.append(self._skip_known(chunk))
             except BlockingIOError:
                 break  # the launcher still runs
@@ -81,10 +81,10 @@ class Logs:
 
     def _skip_known(self, chunk: bytes) -> bytes:
         """The part of `chunk`, output of the current launcher, that was not returned before."""
-        new = chunk[self._known_bytes :]
-        self._known_bytes -= len(chunk) - len(new)
-        self._read_bytes[self._waiting[0]] += len(new)
-        return new
+        new_bytes = chunk[self._known_bytes :]
+        self._known_bytes -= len(chunk) - len(new_bytes)
+        self._read_bytes[self._waiting[0]] += len(new_bytes)
+        return new_bytes
 
     def _end_child(self) -> None:
         """End the current `kubectl logs`."""

@@ -90,13 +90,13 @@ def format_job(options: Kubernetes, target: Sequence[str], name: str) -> str:
     amounts = {"cpu": options.cpus, "memory": options.memory, "nvidia.com/gpu": str(options.gpus_per_node or "")}
     limits = {key: amount for key, amount in amounts.items() if amount}
     worker = {"resources": {"limits": limits}} if limits else {}
-    policy: dict[str, Any] = {
+    run_policy: dict[str, Any] = {
         "cleanPodPolicy": "Running",
         # How often a failed launcher is replaced. Without a volume, a new one would have no state to resume from.
         "backoffLimit": options.restarts if options.claim else 0,
     }
     if options.time:
-        policy["activeDeadlineSeconds"] = parse_time(options.time)
+        run_policy["activeDeadlineSeconds"] = parse_time(options.time)
     metadata: dict[str, Any] = {"name": name, "annotations": {"matex-tf/name": options.name}}
     if options.namespace:
         metadata["namespace"] = options.namespace
@@ -108,7 +108,7 @@ def format_job(options: Kubernetes, target: Sequence[str], name: str) -> str:
             "spec": {
                 "slotsPerWorker": options.ranks_per_node,
                 "launcherCreationPolicy": "WaitForWorkersReady",
-                "runPolicy": policy,
+                "runPolicy": run_policy,
                 "mpiReplicaSpecs": {
                     "Launcher": _make_replicas(options, 1, "launcher", launcher),
                     "Worker": _make_replicas(options, options.nodes, "worker", worker),
@@ -212,8 +212,8 @@ def is_made(name: str) -> bool:
 class _Dumper(yaml.SafeDumper):
     """Quotes every string but plain keys: YAML parsers disagree about which words are numbers (1e3, 0o7, 1_000)."""
 
-    def represent_mapping(self, *given: Any, **options: Any) -> yaml.MappingNode:
-        node = super().represent_mapping(*given, **options)
+    def represent_mapping(self, *arguments: Any, **options: Any) -> yaml.MappingNode:
+        node = super().represent_mapping(*arguments, **options)
         for key, _ in node.value:
             key.style = None if key.value.isalnum() else key.style
         return node

@@ -58,9 +58,9 @@ def _find_final_failure(launchers: Sequence[dict[str, Any]]) -> _FinalFailure | 
     """The first failed launcher whose termination message says that the run is over; None if there is none."""
     for index, pod in enumerate(launchers):
         for container in pod.get("status", {}).get("containerStatuses", []):
-            end = container.get("state", {}).get("terminated") or {}
-            if end.get("exitCode") and OVER in end.get("message", ""):
-                return _FinalFailure(index, end)
+            terminated_state = container.get("state", {}).get("terminated") or {}
+            if terminated_state.get("exitCode") and OVER in terminated_state.get("message", ""):
+                return _FinalFailure(index, terminated_state)
     return None
 
 
@@ -73,8 +73,8 @@ def _count_restarts(launchers: Sequence[dict[str, Any]], final_failure: _FinalFa
     """How often the run was started again, by another launcher or in the same one."""
     if final_failure is not None:
         return final_failure.launcher_index  # later launchers only repeat the exit code
-    in_pods = sum(container.get("restartCount", 0) for container in _list_containers(launchers))
-    return max(len(launchers) - 1, 0) + in_pods
+    restarts_in_pods = sum(container.get("restartCount", 0) for container in _list_containers(launchers))
+    return max(len(launchers) - 1, 0) + restarts_in_pods
 
 
 def _find_last_exit_code(launchers: Sequence[dict[str, Any]]) -> int | None:
@@ -98,7 +98,9 @@ def read_state(mpijob: dict[str, Any], pods: Sequence[dict[str, Any]]) -> State:
     5. The job has not started.
     """
     status = mpijob.get("status", {})
-    conditions = {each["type"]: each for each in status.get("conditions", []) if each["status"] == "True"}
+    conditions = {
+        condition["type"]: condition for condition in status.get("conditions", []) if condition["status"] == "True"
+    }
     launchers = list_launchers(pods)
     final_failure = _find_final_failure(launchers)
     restarts = _count_restarts(launchers, final_failure)
@@ -111,28 +113,28 @@ def read_state(mpijob: dict[str, Any], pods: Sequence[dict[str, Any]]) -> State:
         )  # fmt: skip
 
     # An evicted worker also sets Failed, and the launcher continues. So Failed is final only with a completion time.
-    failed, completed_at = conditions.get("Failed"), _parse_moment(status, "completionTime")
-    if completed_at is not None and failed is not None:
-        return make_end(f"Failed{_describe_cause(failed)}", _find_last_exit_code(launchers), completed_at)
+    failed_condition, completed_at = conditions.get("Failed"), _parse_moment(status, "completionTime")
+    if completed_at is not None and failed_condition is not None:
+        return make_end(f"Failed{_describe_cause(failed_condition)}", _find_last_exit_code(launchers), completed_at)
     if completed_at is not None and "Succeeded" in conditions:
         return make_end("Succeeded", 0, completed_at)
     if final_failure is not None:  # the run is over, but its MPIJob still holds the nodes of the workers
         ended_at = _parse_moment(final_failure.container_end, "finishedAt")
         return make_end("Failed", final_failure.container_end["exitCode"], ended_at, holds_nodes=True)
-    waited = _subtract(time.time(), created_at)
-    wait = messages.explain_wait(pods)
-    if wait is not None:
-        cause, meaning = wait
-        return State(WAITING, f"waits ({cause})", restarts, meaning=meaning, seconds=waited)
+    waited_seconds = _subtract(time.time(), created_at)
+    explained_wait = messages.explain_wait(pods)
+    if explained_wait is not None:
+        cause, meaning = explained_wait
+        return State(WAITING, f"waits ({cause})", restarts, meaning=meaning, seconds=waited_seconds)
     if "Running" in conditions:
         nodes = sorted({node for pod in pods if (node := pod.get("spec", {}).get("nodeName"))})
         nodes_text = f" on {', '.join(nodes)}" if nodes else ""
-        eviction_text = _describe_cause(failed) if failed else ""
+        eviction_text = _describe_cause(failed_condition) if failed_condition else ""
         return State(RUNNING, f"Running{nodes_text}{eviction_text}", restarts)
     if "Suspended" in conditions:
-        return State(WAITING, "Suspended", restarts, seconds=waited)
+        return State(WAITING, "Suspended", restarts, seconds=waited_seconds)
     # Without a condition, Kubernetes has accepted the MPIJob, and the operator has recorded nothing of it yet.
-    return State(WAITING, "Created" if conditions else "accepted", restarts, seconds=waited)
+    return State(WAITING, "Created" if conditions else "accepted", restarts, seconds=waited_seconds)
 
 
 def _describe_cause(condition: dict[str, Any]) -> str:
@@ -141,21 +143,21 @@ def _describe_cause(condition: dict[str, Any]) -> str:
     return f" ({cause})" if cause else ""
 
 
-def _subtract(moment: float | None, before: float | None) -> float | None:
-    """The seconds from `before` to `moment`; None if one of them is unknown."""
-    return moment - before if moment is not None and before is not None else None
+def _subtract(end: float | None, start: float | None) -> float | None:
+    """The seconds from `start` to `end`; None if one of them is unknown."""
+    return end - start if end is not None and start is not None else None
 
 
-def _parse_moment(members: dict[str, Any], name: str) -> float | None:
+def _parse_moment(fields: dict[str, Any], name: str) -> float | None:
     """A Kubernetes timestamp in seconds since 1970; None if it is missing."""
-    text = members.get(name)
+    text = fields.get(name)
     return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp() if text else None
 
 
 def _read_exit_code(container: dict[str, Any]) -> int | None:
     """The exit code of a container that has failed, now or before its restart; None if it has not failed."""
     for field in ("state", "lastState"):
-        ended = container.get(field, {}).get("terminated")
-        if ended and ended.get("exitCode"):
-            return int(ended["exitCode"])
+        terminated_state = container.get(field, {}).get("terminated")
+        if terminated_state and terminated_state.get("exitCode"):
+            return int(terminated_state["exitCode"])
     return None

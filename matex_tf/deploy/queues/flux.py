@@ -71,8 +71,8 @@ class FluxScheduler(Scheduler):
         fields = [field.strip() for field in text.split("|", 3)]
         if len(fields) < 4:
             return None
-        word, code_text, hosts, reason = fields
-        code = int(code_text) if re.fullmatch(r"-?\d+", code_text) else None
-        if code is not None and code < 0:  # minus the number of a signal; -128: the job never began
-            code = 128 - code if code > -128 else None
-        return make_state(_STATES, word, hosts, reason, code)
+        state_word, code_text, hosts, reason = fields
+        exit_code = int(code_text) if re.fullmatch(r"-?\d+", code_text) else None
+        if exit_code is not None and exit_code < 0:  # minus the number of a signal; -128: the job never began
+            exit_code = 128 - exit_code if exit_code > -128 else None
+        return make_state(_STATES, state_word, hosts, reason, exit_code)

@@ -75,9 +75,9 @@ class LsfScheduler(Scheduler):
         fields = ["" if field.strip() == "-" else field.strip() for field in text.split("|")]
         if len(fields) < 4:
             return None
-        word, code_text, slots, reason = fields[:4]  # slots: 8*host1:8*host2
+        state_word, code_text, slots, reason = fields[:4]  # slots: 8*host1:8*host2
         hosts = sorted({slot.rpartition("*")[2] for slot in slots.split(":") if slot})
-        code = int(code_text) if code_text.isdigit() else None
-        if word == "DONE":  # LSF gives no exit code then
-            code = 0
-        return make_state(_STATES, word, ", ".join(hosts), reason, code)
+        exit_code = int(code_text) if code_text.isdigit() else None
+        if state_word == "DONE":  # LSF gives no exit code then
+            exit_code = 0
+        return make_state(_STATES, state_word, ", ".join(hosts), reason, exit_code)

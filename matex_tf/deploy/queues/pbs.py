@@ -59,10 +59,10 @@ class PbsScheduler(Scheduler):
     )
 
     def list_options(self, options: Queued, folder: str) -> list[str]:
-        gpus = f":ngpus={options.gpus_per_node}" if options.gpus_per_node else ""
+        gpus_text = f":ngpus={options.gpus_per_node}" if options.gpus_per_node else ""
         return [
             f"-N {options.plain_name}",
-            f"-l select={options.nodes}:ncpus={options.node_cores}:mpiprocs={options.ranks_per_node}{gpus}",
+            f"-l select={options.nodes}:ncpus={options.node_cores}:mpiprocs={options.ranks_per_node}{gpus_text}",
             # scatter: each of the `select` chunks on a node of its own. exclhost, without --cpus: whole nodes.
             f"-l place=scatter{'' if options.cpus else ':exclhost'}",
             f"-l walltime={format_duration(parse_time(options.time))}" if options.time else "",
@@ -82,8 +82,8 @@ class PbsScheduler(Scheduler):
         if "job_state" not in fields:
             return None
         hosts = sorted({slot.partition("/")[0] for slot in fields.get("exec_host", "").split("+") if slot})
-        code = _convert_exit_status(int(fields["exit_status"])) if fields.get("exit_status") else None
-        return make_state(_STATES, fields["job_state"], ", ".join(hosts), fields.get("comment", ""), code)
+        exit_code = _convert_exit_status(int(fields["exit_status"])) if fields.get("exit_status") else None
+        return make_state(_STATES, fields["job_state"], ", ".join(hosts), fields.get("comment", ""), exit_code)
 
 
 def _convert_exit_status(status: int) -> int:

@@ -129,10 +129,10 @@ class Scheduler(abc.ABC):
             )
             command += ' --hostfile "$run_folder/hosts"'
         if options.time:
-            seconds = parse_time(options.time) - shell_text.compute_warning(options.time)
-            preparation += _START_TIMER.format(seconds=seconds)
-        submit = self.submit_successor.format(script=f"{folder}/{SCRIPT}")
-        successor_lines = _SUBMIT_SUCCESSOR.format(submit=submit, write_note=write_note, title=self.title)
+            timer_seconds = parse_time(options.time) - shell_text.compute_warning(options.time)
+            preparation += _START_TIMER.format(seconds=timer_seconds)
+        submit_text = self.submit_successor.format(script=f"{folder}/{SCRIPT}")
+        successor_lines = _SUBMIT_SUCCESSOR.format(submit=submit_text, write_note=write_note, title=self.title)
         conclusion = _END_TIMER if options.time else ""
         conclusion += shell_text.format_again(job="$job", lines=successor_lines)  # only if the exit code is 75
         return shell_text.format_script(
@@ -160,27 +160,27 @@ class Scheduler(abc.ABC):
         if not options.time:
             following.print_line(f"without --time, the run is not warned of {self.title}'s time limit")
         folder = run_folder.make_folder(options.name)
-        script = folder / SCRIPT
-        check_queue = f"check with `{self.list_command}` whether {script} was queued"
+        script_path = folder / SCRIPT
+        queue_advice = f"check with `{self.list_command}` whether {script_path} was queued"
         try:
-            text = self.format_job(options, target, str(folder))
-            script.write_text(text, encoding="utf-8", errors="surrogateescape")
-            words = self.submit_command if self.reads_standard_input else (*self.submit_command, str(script))
+            script_text = self.format_job(options, target, str(folder))
+            script_path.write_text(script_text, encoding="utf-8", errors="surrogateescape")
+            command = self.submit_command if self.reads_standard_input else (*self.submit_command, str(script_path))
             environment = task_environment.remove_job_variables(os.environ)
-            answer = self._ask(words, text if self.reads_standard_input else "", env=environment)
-            match = self.number_pattern.search(answer.stdout)
-            if answer.returncode or not match:
+            answer = self._ask(command, script_text if self.reads_standard_input else "", env=environment)
+            number_match = self.number_pattern.search(answer.stdout)
+            if answer.returncode or not number_match:
                 raise JobError(explain_refusal(program, _read_message(answer), self.refusals))
-            job = Job(match.group(1), str(folder))
+            job = Job(number_match.group(1), str(folder))
             try:
                 run_folder.write_note(folder, options.get_kind(), job.id)
             except OSError:  # without its folder, the job must not run
                 self.cancel_job(job)
                 raise
         except UnreachableError as error:
-            raise UnreachableError(f"{error}: {check_queue}") from None
+            raise UnreachableError(f"{error}: {queue_advice}") from None
         except KeyboardInterrupt:
-            following.print_line(check_queue)
+            following.print_line(queue_advice)
             raise
         except Exception:
             shutil.rmtree(folder, ignore_errors=True)
@@ -192,9 +192,9 @@ class Scheduler(abc.ABC):
         """What to do on a machine without the scheduler's commands."""
         return f"Submit from a login node of a cluster with {self.title}, or load its module"
 
-    def _ask(self, words: Sequence[str], standard_input: str = "", **process_options: Any) -> CompletedProcess[str]:
+    def _ask(self, command: Sequence[str], standard_input: str = "", **process_options: Any) -> CompletedProcess[str]:
         """Run a command in its own session: Ctrl-C must not end it, because it may have queued the job already."""
-        return run_scheduler(words, self._advice, standard_input, start_new_session=True, **process_options)
+        return run_scheduler(command, self._advice, standard_input, start_new_session=True, **process_options)
 
     def find_state(self, job: Job) -> State:
         """The state of the job, or of the last successor job of its run.
@@ -203,13 +203,13 @@ class Scheduler(abc.ABC):
             JobError: the scheduler's commands do not exist.
             UnreachableError: the scheduler does not answer now.
         """
-        current = self.find_newest(job)
-        state = self._ask_state(current)
+        current_job = self.find_newest(job)
+        state = self._ask_state(current_job)
         # A job notes its successor before it ends. The note is therefore read after the end of the job is known.
-        while state.phase in (ENDED, FORGOTTEN) and (newest := self.find_newest(job)) != current:
-            current = newest
-            state = self._ask_state(current)
-        return state if current == job else replace(state, words=f"{state.words}, as job {current.id}")
+        while state.phase in (ENDED, FORGOTTEN) and (newest_job := self.find_newest(job)) != current_job:
+            current_job = newest_job
+            state = self._ask_state(current_job)
+        return state if current_job == job else replace(state, words=f"{state.words}, as job {current_job.id}")
 
     def _ask_state(self, job: Job) -> State:
         """The state of this job, without its successors. Raises JobError, UnreachableError."""
@@ -217,9 +217,9 @@ class Scheduler(abc.ABC):
             answer = self._ask([*command, job.id])
             if answer.returncode == 0 and (state := self.read_state(answer.stdout)):
                 return run_folder.add_exit_code(job, state)
-            lines = _read_message(answer).splitlines()
-            if lines and not self.unknown_pattern.search(" ".join(lines)):
-                raise UnreachableError(f"{command[0]}: {lines[-1]}")
+            message_lines = _read_message(answer).splitlines()
+            if message_lines and not self.unknown_pattern.search(" ".join(message_lines)):
+                raise UnreachableError(f"{command[0]}: {message_lines[-1]}")
         return run_folder.add_exit_code(
             job, State(FORGOTTEN, f"is not known to {self.title}, or no longer; its end is unknown")
         )
@@ -232,8 +232,8 @@ class Scheduler(abc.ABC):
         """The newest job of the run, as its folder notes it."""
         if not job.folder or not Path(job.folder, run_folder.NOTE).is_file():
             return job
-        _, newest = run_folder.read_note(Path(job.folder))
-        return replace(job, id=newest.id)
+        _, newest_job = run_folder.read_note(Path(job.folder))
+        return replace(job, id=newest_job.id)
 
     def cancel_job(self, job: Job) -> None:
         """End the job, or remove it from the queue. Raises JobError."""
@@ -248,9 +248,9 @@ class Scheduler(abc.ABC):
     def describe_job(self, job: Job, options: Queued) -> str:
         """A line that describes the submitted job."""
         queue_text = f" in queue {options.queue}" if options.queue else ""
-        limit = f", {options.time}" if options.time else ""
-        size = f"{format_count(options.nodes, 'node')}, {format_count(options.ranks, 'rank')}"
-        return f"{self.title} job {job.id}{queue_text}: {size}{limit}; {job.folder}"
+        limit_text = f", {options.time}" if options.time else ""
+        size_text = f"{format_count(options.nodes, 'node')}, {format_count(options.ranks, 'rank')}"
+        return f"{self.title} job {job.id}{queue_text}: {size_text}{limit_text}; {job.folder}"
 
 
 def _read_message(answer: CompletedProcess[str]) -> str:

@@ -32,26 +32,29 @@ def combine_states(slurm_states: Mapping[str, State], folders: Sequence[Path]) -
     The array has ended once all its tasks have ended or are forgotten. Its exit code is then the first nonzero exit
     code of a task, in the order of task numbers.
     """
-    states: dict[int, State] = {}
-    for numbers, state in slurm_states.items():
-        states |= dict.fromkeys(parse_array(numbers), state)  # Slurm lists waiting tasks as one range
+    states_by_task: dict[int, State] = {}
+    for task_range, state in slurm_states.items():
+        states_by_task |= dict.fromkeys(parse_array(task_range), state)  # Slurm lists waiting tasks as one range
     for folder in folders:
         number = int(folder.name.removeprefix(TASK))
-        if number not in states:
-            forgotten = State(FORGOTTEN, "not known to Slurm")
-            states[number] = run_folder.add_exit_code(Job(str(number), str(folder)), forgotten)
+        if number not in states_by_task:
+            forgotten_state = State(FORGOTTEN, "not known to Slurm")
+            states_by_task[number] = run_folder.add_exit_code(Job(str(number), str(folder)), forgotten_state)
     # The words of a running task also name its nodes, which the counts leave out.
-    counts = Counter(
-        state.words.partition(" ")[0] if state.phase == RUNNING else state.words for state in states.values()
+    word_counts = Counter(
+        state.words.partition(" ")[0] if state.phase == RUNNING else state.words for state in states_by_task.values()
     )
-    words = ", ".join(f"{count} {word}" for word, count in counts.items())  # "2 RUNNING, 1 COMPLETED"
-    phases = {state.phase for state in states.values()}
+    words = ", ".join(f"{count} {word}" for word, count in word_counts.items())  # "2 RUNNING, 1 COMPLETED"
+    phases = {state.phase for state in states_by_task.values()}
     for phase in (RUNNING, WAITING, STUCK):
         if phase in phases:
             return State(phase, words)
     # A task without a known exit code, such as a forgotten one, counts as failed.
-    codes = [EXIT_UNKNOWN if states[number].code is None else states[number].code for number in sorted(states)]
-    return State(ENDED, words, code=next((code for code in codes if code), 0))
+    exit_codes = [
+        EXIT_UNKNOWN if states_by_task[number].code is None else states_by_task[number].code
+        for number in sorted(states_by_task)
+    ]
+    return State(ENDED, words, code=next((exit_code for exit_code in exit_codes if exit_code), 0))
 
 
 def make_reader(folders: Sequence[Path]) -> Callable[[], bytes]:
@@ -62,14 +65,14 @@ def make_reader(folders: Sequence[Path]) -> Callable[[], bytes]:
 
     def read_more() -> bytes:
         nonlocal last_folder, ends_with_newline
-        text = b""
-        for folder, read in readers.items():
-            if not (chunk := read()):
+        output = b""
+        for folder, read_task in readers.items():
+            if not (chunk := read_task()):
                 continue
             if folder != last_folder:
-                text += (b"" if ends_with_newline else b"\n") + f"==> {folder}\n".encode()
-            text += chunk
+                output += (b"" if ends_with_newline else b"\n") + f"==> {folder}\n".encode()
+            output += chunk
             last_folder, ends_with_newline = folder, chunk.endswith(b"\n")
-        return text
+        return output
 
     return read_more

@@ -65,28 +65,28 @@ class Slurm(Options):
     @property
     def further_words(self) -> list[str]:
         """The options of sbatch from the fields of the same names, and the words of `sbatch`."""
-        named = {name: getattr(self, name) for name in ("qos", "constraint", "gres", "dependency")}
-        words = [f"--{name}={value}" for name, value in named.items() if value]
-        return [*words, *(["--exclusive"] if self.exclusive else []), *self.sbatch]
+        named_values = {name: getattr(self, name) for name in ("qos", "constraint", "gres", "dependency")}
+        option_words = [f"--{name}={value}" for name, value in named_values.items() if value]
+        return [*option_words, *(["--exclusive"] if self.exclusive else []), *self.sbatch]
 
     def make_command(self, target: Sequence[str], options: Sequence[str] = ()) -> list[str]:
         """The command that starts all ranks of `target`, through `matex run` or by srun."""
         if self.launcher == "mpirun":
             return super().make_command(target, options)
         # Without PMIx, by which tasks of srun find each other, each task of Open MPI would be an MPI job of one rank.
-        step = ["srun", "--mpi=pmix", f"--nodes={self.nodes}", f"--ntasks={self.ranks}", "--kill-on-bad-exit=1"]
-        step.append(f"--ntasks-per-node={self.ranks_per_node}")
+        srun_command = ["srun", "--mpi=pmix", f"--nodes={self.nodes}", f"--ntasks={self.ranks}", "--kill-on-bad-exit=1"]
+        srun_command.append(f"--ntasks-per-node={self.ranks_per_node}")
         # Since Slurm 22.05, srun no longer takes the number of cores from the job. A cluster may bind each task to one
         # core; without `cpus` the ranks distribute the cores of the node (`world.placement`).
-        step.append(f"--cpus-per-task={self.cpus}" if self.cpus else "--cpu-bind=none")
-        return [*step, *self._list_python_words(), "-m", "matex_tf", *target]
+        srun_command.append(f"--cpus-per-task={self.cpus}" if self.cpus else "--cpu-bind=none")
+        return [*srun_command, *self._list_python_words(), "-m", "matex_tf", *target]
 
     def _list_python_words(self) -> list[str]:
         """The Python of the `matex` command: /opt/bin/python of `/opt/bin/python -m matex_tf...` or /opt/bin/matex."""
-        words = shlex.split(self.matex) or ["matex"]  # without -m, the last word is the path of `matex`
-        if "-m" in words:
-            return words[: words.index("-m")]
-        return [*words[:-1], os.path.join(os.path.dirname(words[-1]), "python")]
+        matex_command = shlex.split(self.matex) or ["matex"]  # without -m, the last word is the path of `matex`
+        if "-m" in matex_command:
+            return matex_command[: matex_command.index("-m")]
+        return [*matex_command[:-1], os.path.join(os.path.dirname(matex_command[-1]), "python")]
 
     @property
     def takes_whole_nodes(self) -> bool:
@@ -117,13 +117,13 @@ def parse_array(text: str) -> list[int]:
 def format_job(options: Slurm, target: Sequence[str], folder: str) -> str:
     """The script of a job that runs `target`. `folder` is that of the run, seen from where the job is submitted."""
     number = _TASK_NUMBER if options.array else _JOB_NUMBER
-    requeue = shell_text.format_again(
+    requeue_lines = shell_text.format_again(
         job=number,
         lines=_REQUEUE.format(folder=shlex.quote(folder), number=number),
         text="; to be requeued (%d)",  # the end of a message; %d is `value`, the number of the restart
         value="$((${SLURM_RESTART_COUNT:-0} + 1))",
     )
-    return format_script(options, options.make_command(target), folder, shell_text.RUN_VARIABLES, requeue)
+    return format_script(options, options.make_command(target), folder, shell_text.RUN_VARIABLES, requeue_lines)
 
 
 def format_script(
@@ -135,16 +135,18 @@ def format_script(
     """
     number = _TASK_NUMBER if options.array else _JOB_NUMBER
     write_note = shell_text.format_note("slurm", number, "$submitted")
-    before = _WRITE_NOTE.format(write_note=write_note, file=run_folder.NOTE, number=number)
-    before += "".join(f"{line}\n" for line in options.setup)
+    preparation = _WRITE_NOTE.format(write_note=write_note, file=run_folder.NOTE, number=number)
+    preparation += "".join(f"{line}\n" for line in options.setup)
     if options.nodes > 1:
-        step = f"srun --nodes={options.nodes} --ntasks={options.nodes} --ntasks-per-node=1"
+        srun_command = f"srun --nodes={options.nodes} --ntasks={options.nodes} --ntasks-per-node=1"
         # On each node. "look" is $0 of the shell, the folder is $1.
-        before += f'{step} bash -c {shlex.quote(_FOLDER_CHECK)} look "$run_folder" || exit {os.EX_CONFIG}\n'
+        preparation += (
+            f'{srun_command} bash -c {shlex.quote(_FOLDER_CHECK)} look "$run_folder" || exit {os.EX_CONFIG}\n'
+        )
     return shell_text.format_script(
         heads="".join(f"{HEAD} {_quote_word(word)}\n" for word in list_words(options, folder)),
         folder=shell_text.quote_folder(folder) + (f'/{TASK}"$SLURM_ARRAY_TASK_ID"' if options.array else ""),
-        before=before + lines_before,
+        before=preparation + lines_before,
         command=shlex.join(command),
         after=lines_after,
     )
@@ -166,8 +168,8 @@ def list_words(options: Slurm, folder: str) -> list[str]:
         "--open-mode": "append",
         "--signal": f"B:USR1@{shell_text.compute_warning(options.time)}",  # B: to the script, which warns the ranks
     }
-    words = [f"{name}={value}" for name, value in values.items() if value != ""]
-    return [*words, "--requeue", *(["--exclusive"] if options.takes_whole_nodes else []), *options.further_words]
+    option_words = [f"{name}={value}" for name, value in values.items() if value != ""]
+    return [*option_words, "--requeue", *(["--exclusive"] if options.takes_whole_nodes else []), *options.further_words]
 
 
 def _quote_word(word: str) -> str:

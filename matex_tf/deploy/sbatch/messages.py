@@ -143,12 +143,12 @@ def read_state(text: str) -> State | None:
         return State(ENDED, state_name, restarts, exit_code, seconds=seconds, starts_noun="allocations")
     if nodes in ("", "(null)"):
         reason_text = f" ({reason})" if reason not in ("", "None") else ""
-        waited = time.time() - submitted_at if submitted_at is not None else None
+        waited_seconds = time.time() - submitted_at if submitted_at is not None else None
         # Whatever reason Slurm gives, the job can start: it has already run, or may start in another of its partitions.
         may_start = restarts > 0 or "," in _parse_field(text, "Partition")
-        meaning, passes = explain_wait(reason, may_start)
-        phase = WAITING if passes else STUCK
-        return State(phase, f"{state_name}{reason_text}", restarts, meaning=meaning, seconds=waited)
+        meaning, is_passing = explain_wait(reason, may_start)
+        phase = WAITING if is_passing else STUCK
+        return State(phase, f"{state_name}{reason_text}", restarts, meaning=meaning, seconds=waited_seconds)
     return State(RUNNING, f"{state_name} on {nodes}", restarts)
 
 
@@ -156,11 +156,11 @@ def read_ends(text: str) -> list[State]:
     """The states of a job, or of an array's tasks, from lines `state|exit code` of sacct; [] if one has not ended."""
     states = []
     for line in text.splitlines():
-        words, _, code = line.partition("|")
-        name = words.partition(" ")[0]  # "CANCELLED by 1000"
+        state_words, _, code = line.partition("|")
+        name = state_words.partition(" ")[0]  # "CANCELLED by 1000"
         if name not in ENDS:
             return []
-        states.append(State(ENDED, words, code=parse_exit_code(name, code)))
+        states.append(State(ENDED, state_words, code=parse_exit_code(name, code)))
     return states
 
 
@@ -195,10 +195,10 @@ def _parse_field(text: str, name: str) -> str:
 
 def parse_exit_code(name: str, codes: str) -> int | None:
     """The exit code of a job from Slurm's `code:signal`; 0 only if the job is COMPLETED."""
-    code, _, number = codes.partition(":")
+    code_text, _, signal_text = codes.partition(":")
     if name == "COMPLETED":
         return 0
-    if code.isdigit() and int(code):
-        return int(code)
+    if code_text.isdigit() and int(code_text):
+        return int(code_text)
     # Slurm uses numbers above 64 for jobs that ran out of memory.
-    return 128 + int(number) if number.isdigit() and 0 < int(number) <= 64 else None
+    return 128 + int(signal_text) if signal_text.isdigit() and 0 < int(signal_text) <= 64 else None

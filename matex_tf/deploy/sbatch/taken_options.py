@@ -62,11 +62,11 @@ def check_words(words: Iterable[str], has_cpus: bool, has_gpus: bool) -> None:
 
     `has_cpus` and `has_gpus`: the job requests cores or GPUs by options of `matex submit`.
     """
-    known = _SET_BY_MATEX | _FORBIDDEN | _list_conflicts(has_cpus, has_gpus)
+    known_options = _SET_BY_MATEX | _FORBIDDEN | _list_conflicts(has_cpus, has_gpus)
     for word in words:
-        if (name := _find_option(word, known)) and _concerns_gpus(name, word):
-            shown = word if word.startswith(f"--{name}") else f"{word} (--{name})"
-            raise ValueError(f"--sbatch takes no {shown}: {known[name][1]}")
+        if (name := _find_option(word, known_options)) and _concerns_gpus(name, word):
+            shown_option = word if word.startswith(f"--{name}") else f"{word} (--{name})"
+            raise ValueError(f"--sbatch takes no {shown_option}: {known_options[name][1]}")
 
 
 def has_node_share(words: Iterable[str]) -> bool:
@@ -88,8 +88,8 @@ def check_environment(environment: Mapping[str, str], words: Sequence[str]) -> N
     option_names = {word.partition("=")[0].removeprefix("--") for word in words}
     forbidden = _FORBIDDEN | _list_conflicts("cpus-per-task" in option_names, "gpus-per-node" in option_names)
     for variable, value in environment.items():
-        prefix, _, rest = variable.partition("_")
-        name = _VARIABLES.get(rest, rest.lower().replace("_", "-"))
+        prefix, _, option_part = variable.partition("_")
+        name = _VARIABLES.get(option_part, option_part.lower().replace("_", "-"))
         if prefix == "SBATCH" and name in forbidden.keys() - option_names and _concerns_gpus(name, value):
             raise ValueError(f"sbatch would take {variable}={value} of the environment: {forbidden[name][1]}. Unset it")
 
@@ -104,19 +104,20 @@ def _concerns_gpus(name: str, text: str) -> bool:
     return name != "gres" or "gpu" in text
 
 
-def _find_option(word: str, known: _Options) -> str:
-    """The name of the `known` option that the word sets; "" if none.
+def _find_option(word: str, known_options: _Options) -> str:
+    """The name of the option among `known_options` that the word sets; "" if none.
 
     As in sbatch, a long name may be abbreviated, and letters without a value may precede another letter in one word:
     -HN4 sets -N. sbatch itself rejects ambiguous abbreviations.
     """
     if word.startswith("--"):
         name = word[2:].replace("=", " ").partition(" ")[0]
-        if name in _SET_BY_MATEX | _FORBIDDEN | _NODE_SHARING_OPTIONS | known:  # a complete name abbreviates no other
-            return name if name in known else ""
-        return next((option for option in known if name and option.startswith(name)), "")
+        # A complete name abbreviates no other.
+        if name in _SET_BY_MATEX | _FORBIDDEN | _NODE_SHARING_OPTIONS | known_options:
+            return name if name in known_options else ""
+        return next((option for option in known_options if name and option.startswith(name)), "")
     for letter in word[1:]:
-        if option := next((option for option, (short_name, _) in known.items() if short_name == letter), ""):
+        if option := next((option for option, (short_name, _) in known_options.items() if short_name == letter), ""):
             return option
         if letter not in _FLAGS:
             break

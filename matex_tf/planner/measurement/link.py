@@ -26,12 +26,12 @@ def measure_link() -> LinkMeasurement:
     elif ranks == hosts:  # one rank on each
         scope = TWO_HOSTS
     # (seconds, core seconds) for each size, first on the computing thread, then on the thread of overlapped updates.
-    inline = [_time_sum(size, overlapped=False) for size in LINK_BYTES]
-    asleep = [_time_sum(size, overlapped=True) for size in LINK_BYTES]
-    _, largest_core_seconds = asleep[-1]
+    inline_times = [_time_sum(size, overlapped=False) for size in LINK_BYTES]
+    asleep_times = [_time_sum(size, overlapped=True) for size in LINK_BYTES]
+    _, largest_core_seconds = asleep_times[-1]
     return LinkMeasurement(
-        scope=scope, ranks=ranks, hosts=hosts, bytes=LINK_BYTES, seconds=tuple(seconds for seconds, _ in inline),
-        asleep=tuple(seconds for seconds, _ in asleep), cpu_per_byte=largest_core_seconds / LINK_BYTES[-1],
+        scope=scope, ranks=ranks, hosts=hosts, bytes=LINK_BYTES, seconds=tuple(seconds for seconds, _ in inline_times),
+        asleep=tuple(seconds for seconds, _ in asleep_times), cpu_per_byte=largest_core_seconds / LINK_BYTES[-1],
     )  # fmt: skip
 
 
@@ -40,12 +40,12 @@ def _time_sum(size: int, overlapped: bool) -> tuple[float, float]:
 
     With `overlapped`, on the thread of overlapped updates, which sleeps while it waits.
     """
-    c = ops.get_library().c
-    seconds, cpu = (ctypes.c_double * PROBES)(), ctypes.c_double()
+    c_library = ops.get_library().c
+    seconds, core_seconds = (ctypes.c_double * PROBES)(), ctypes.c_double()
     for _ in range(2):  # the first round wakes up sleeping threads and links; the second replaces its times
-        if c.matex_time_sums(overlapped, size, PROBES, seconds, ctypes.byref(cpu)):
-            raise errors.RankError(interface.get_last_error(c))
-    return sorted(seconds)[PROBES // 2], cpu.value / PROBES
+        if c_library.matex_time_sums(overlapped, size, PROBES, seconds, ctypes.byref(core_seconds)):
+            raise errors.RankError(interface.get_last_error(c_library))
+    return sorted(seconds)[PROBES // 2], core_seconds.value / PROBES
 
 
 def main() -> None:

@@ -92,28 +92,28 @@ def measure_copies(
     """
     for copy in range(copies):  # before the first copy starts, so that all run at the same time
         _make_mirror(folder, copy)
-    begun_at, other_seconds = time.monotonic(), _count_other_seconds()
-    with contextlib.ExitStack() as at_end:
+    begun_at, other_seconds_before = time.monotonic(), _count_other_seconds()
+    with contextlib.ExitStack() as exit_stack:
         processes = []
         for copy in range(copies):
             environment = _make_environment(f"{ranks}:{steps}:{copy}:{copies}", folder, scaling, limits)
-            processes.append(at_end.enter_context(_start_copy(script, copy, folder, environment)))
-        codes = _await_ends(processes)
+            processes.append(exit_stack.enter_context(_start_copy(script, copy, folder, environment)))
+        exit_codes = _await_ends(processes)
     core_seconds = (time.monotonic() - begun_at) * (os.cpu_count() or 1)
     # The share of the machine's cores that other processes used.
-    busy = min(max(_count_other_seconds() - other_seconds, 0.0) / core_seconds, 1.0)
-    results = [read_copy(folder, copy, code, ranks, steps) for copy, code in enumerate(codes)]
+    busy_share = min(max(_count_other_seconds() - other_seconds_before, 0.0) / core_seconds, 1.0)
+    results = [read_copy(folder, copy, exit_code, ranks, steps) for copy, exit_code in enumerate(exit_codes)]
     all_notes = [notes for notes, _, _ in results]
     first_notes, first_steps, overlaps = results[0]
     cores = [float(notes["cores"]) for notes in all_notes]  # NaN: steps were too short to measure them
     # Times of copies with other gradients than copy 0 are not comparable.
-    comparable = [copy_steps for _, copy_steps, _ in results if copy_steps.gradients == first_steps.gradients]
+    comparable_steps = [copy_steps for _, copy_steps, _ in results if copy_steps.gradients == first_steps.gradients]
     size = Size(
         ranks=ranks, copies=copies, rows=ceil(first_steps.rows / ranks) if first_steps.rows else 0,
-        steps=tuple(seconds for copy_steps in comparable for seconds in copy_steps.seconds),
+        steps=tuple(seconds for copy_steps in comparable_steps for seconds in copy_steps.seconds),
         ready=first_steps.ready, at=first_steps.at, base_bytes=max(int(notes["base"]) for notes in all_notes),
-        peak_bytes=max(int(notes["peak"]) for notes in all_notes), busy=busy,
-        update=statistics.median(copy_steps.update for copy_steps in comparable),
+        peak_bytes=max(int(notes["peak"]) for notes in all_notes), busy=busy_share,
+        update=statistics.median(copy_steps.update for copy_steps in comparable_steps),
         cores=None if any(map(math.isnan, cores)) else max(cores), bytes=first_steps.bytes, input=read_input(all_notes),
     )  # fmt: skip
     epoch, update = (json.loads(str(first_notes[name])) for name in ("epoch", "update"))
@@ -143,11 +143,14 @@ def count_epoch_steps(batches: int, batches_taken: int, updates: float) -> int:
 
 def read_input(notes_of_copies: Sequence[Mapping[str, Any]]) -> Input | None:
     """The mean over the copies that measured their input; None if no copy did, as its data may have ended too early."""
-    costs = [json.loads(str(notes["input"])) for notes in notes_of_copies]
-    measured = [Input(**cost) for cost in costs if cost is not None]
-    if not measured:
+    input_costs = [json.loads(str(notes["input"])) for notes in notes_of_copies]
+    measured_inputs = [Input(**cost) for cost in input_costs if cost is not None]
+    if not measured_inputs:
         return None
-    return Input(statistics.mean(cost.seconds for cost in measured), statistics.mean(cost.bytes for cost in measured))
+    return Input(
+        statistics.mean(cost.seconds for cost in measured_inputs),
+        statistics.mean(cost.bytes for cost in measured_inputs),
+    )
 
 
 def measure_real(
@@ -165,9 +168,10 @@ def measure_real(
     with _start_copy(script, 0, folder, environment, launch) as process:
         _await_ends([process], folder / "copy-0.npz")  # then the end of the context ends ranks that still run
     notes, real_steps, _ = read_copy(folder, 0, process.returncode, 0, steps)
-    if (recorded := int(notes["updates"])) < steps:
+    if (recorded_steps := int(notes["updates"])) < steps:
         print(
-            f"matex: only {recorded} of {steps} steps were recorded; ranks may still have been choosing how to reduce",
+            f"matex: only {recorded_steps} of {steps} steps were recorded; ranks may still have been choosing how to "
+            "reduce",
             file=sys.stderr,
         )
     return statistics.median(real_steps.seconds[-SETTLED_STEPS:])
@@ -202,12 +206,12 @@ def _make_environment(
         overlap: MATEX_OVERLAP, if the user's environment does not set it.
         is_here: the process runs on this host.
     """
-    own = {"MATEX_PLAN": f"{plan}:{folder}", "MATEX_SCALING": scaling, "MATEX_FILES_DIR": str(folder)}
+    plan_variables = {"MATEX_PLAN": f"{plan}:{folder}", "MATEX_SCALING": scaling, "MATEX_FILES_DIR": str(folder)}
     if is_here:
-        own["TMPDIR"] = str(folder / "temporary")
-        os.makedirs(own["TMPDIR"], exist_ok=True)
-    quiet = {"MATEX_QUIET": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
-    return {"MATEX_OVERLAP": overlap, **inherit_environment(), **own, **(limits or {}), **quiet}
+        plan_variables["TMPDIR"] = str(folder / "temporary")
+        os.makedirs(plan_variables["TMPDIR"], exist_ok=True)
+    quiet_variables = {"MATEX_QUIET": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    return {"MATEX_OVERLAP": overlap, **inherit_environment(), **plan_variables, **(limits or {}), **quiet_variables}
 
 
 def _make_mirror(folder: Path, copy: int) -> None:
@@ -233,13 +237,13 @@ def _start_copy(
         yield process
 
 
-def _await_ends(processes: Sequence[subprocess.Popen[Any]], result: Path | None = None) -> list[int | None]:
-    """Wait until all processes have ended, or the file `result` exists, at most `LIMIT` seconds.
+def _await_ends(processes: Sequence[subprocess.Popen[Any]], result_path: Path | None = None) -> list[int | None]:
+    """Wait until all processes have ended, or the file `result_path` exists, at most `LIMIT` seconds.
 
     Returns the exit code of each process; None if it has not ended.
     """
     deadline = time.monotonic() + LIMIT
-    while time.monotonic() < deadline and not (result and result.exists()):
+    while time.monotonic() < deadline and not (result_path and result_path.exists()):
         if None not in [process.poll() for process in processes]:
             break
         time.sleep(0.1)
@@ -260,8 +264,8 @@ def read_copy(
         NotMeasured: as `measure_copies`.
     """
     output = (folder / f"said-{copy}").read_text(errors="replace") if (folder / f"said-{copy}").exists() else ""
-    file = folder / f"copy-{copy}.npz"
-    notes = dict(np.load(file, allow_pickle=False)) if file.exists() else {}
+    notes_path = folder / f"copy-{copy}.npz"
+    notes = dict(np.load(notes_path, allow_pickle=False)) if notes_path.exists() else {}
     updates = int(notes.get("updates", 0))
     steps = steps_of_events.find_steps(notes["events"], notes["labels"].tolist(), notes["called"]) if notes else None
     # A copy that failed or was killed also counts if it had recorded enough steps before.
@@ -271,18 +275,18 @@ def read_copy(
     reason = _explain_end(code, is_late, updates, requested_steps)
     last_lines = "\n".join(output.strip().splitlines()[-SHOWN_LINES:])
     progress = _describe_progress(notes, updates)
-    text = f"as rank 0 of {ranks} the script cannot be measured: {reason}; {progress}.\n{last_lines}".rstrip()
-    raise NotMeasured(text, updates, is_late, code == 0 and not is_late)
+    message = f"as rank 0 of {ranks} the script cannot be measured: {reason}; {progress}.\n{last_lines}".rstrip()
+    raise NotMeasured(message, updates, is_late, code == 0 and not is_late)
 
 
-def _explain_end(code: int | None, is_late: bool, updates: int, requested_steps: int) -> str:
+def _explain_end(exit_code: int | None, is_late: bool, updates: int, requested_steps: int) -> str:
     """Why a copy that cannot be measured ended."""
     if is_late:
         return f"it had not reached {requested_steps} steps after {measured_steps.LIMIT} s"
-    if code == -signal.SIGKILL:
+    if exit_code == -signal.SIGKILL:
         return "it was killed, probably because memory ran out (MATEX_MICROBATCH=auto computes slices in parts)"
-    if code:
-        return f"it failed with exit code {code}"
+    if exit_code:
+        return f"it failed with exit code {exit_code}"
     if updates:
         return "it ended before it had trained enough; give it more epochs or data, some 10 steps"
     return "it ended; name the script that trains"

@@ -35,12 +35,12 @@ def catch_signals() -> Iterator[None]:
         SystemExit: with the shell's exit code for the signal.
     """
 
-    def end_plan(received: int, frame: FrameType | None) -> None:
-        for number in ENDING:
-            signal.signal(number, signal.SIG_IGN)  # cleaning up for the first signal is not interrupted
+    def end_plan(received_signal: int, frame: FrameType | None) -> None:
+        for ending_signal in ENDING:
+            signal.signal(ending_signal, signal.SIG_IGN)  # cleaning up for the first signal is not interrupted
         with contextlib.suppress(OSError):  # the terminal may be gone
-            print(f"matex plan: ended by {signal.Signals(received).name}", file=sys.stderr, flush=True)
-        raise SystemExit(128 + received)
+            print(f"matex plan: ended by {signal.Signals(received_signal).name}", file=sys.stderr, flush=True)
+        raise SystemExit(128 + received_signal)
 
     with child_process.handle_signals(ENDING, end_plan):
         yield
@@ -53,13 +53,13 @@ def make_place(shared: str | os.PathLike[str] | None = None, prefix: str = PREFI
     First removes folders of killed commands, whose names begin with the same `prefix`.
     """
     temp_folders.sweep_folders(prefix, shared)
-    # `handle` is a descriptor that locks the folder. While it is open, other commands do not remove the folder.
-    path, handle = temp_folders.make_folder(prefix, tempfile.gettempdir() if shared is None else shared)
+    # `lock_descriptor` locks the folder. While it is open, other commands do not remove the folder.
+    path, lock_descriptor = temp_folders.make_folder(prefix, tempfile.gettempdir() if shared is None else shared)
     try:
         yield Path(path)
     finally:
         _remove_folder(path)
-        os.close(handle)
+        os.close(lock_descriptor)
 
 
 def _remove_folder(path: str) -> None:
@@ -117,8 +117,8 @@ def _end_process(process: subprocess.Popen[Any], patience: float) -> None:
 
 def _kill_other_groups(session: int) -> None:
     """Kill the processes of a session outside of its first process group, such as the ranks of mpirun."""
-    for path in Path("/proc").glob("[0-9]*"):
+    for process_folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended, or is another user's
             # The fields after the name: state, parent, process group, session.
-            if int((path / "stat").read_text().rpartition(")")[2].split()[3]) == session:
-                os.kill(int(path.name), signal.SIGKILL)
+            if int((process_folder / "stat").read_text().rpartition(")")[2].split()[3]) == session:
+                os.kill(int(process_folder.name), signal.SIGKILL)

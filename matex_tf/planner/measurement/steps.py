@@ -93,26 +93,27 @@ def find_steps(events: np.ndarray, labels: Sequence[str], call_ends: Sequence[in
     order = np.argsort(ends[is_border])[FIRST:]
     borders, is_overlapped = ends[is_border][order], kinds[is_border][order] == "exposed"
     script_ends = np.where(is_overlapped, _find_ends_of_calls(borders, call_ends), borders)
-    pauses = events["start"][kinds == "between steps"]
+    pause_starts = events["start"][kinds == "between steps"]
     steps = []
-    # A step lasts from border `begin` to border `end`, on the script's thread from `first` to `stop` (nanoseconds). A
-    # step with a pause, such as a validation, does not count.
-    for begin, end, first, stop in zip(borders, borders[1:], script_ends, script_ends[1:]):
-        if not np.any((pauses > begin) & (pauses <= end)):
-            is_inside = (events["start"] >= first) & (events["start"] < stop)
+    # A step lasts from border `begin` to border `end`, on the script's thread from `script_begin` to `script_end`
+    # (nanoseconds). A step with a pause, such as a validation, does not count.
+    for begin, end, script_begin, script_end in zip(borders, borders[1:], script_ends, script_ends[1:]):
+        if not np.any((pause_starts > begin) & (pause_starts <= end)):
+            is_inside = (events["start"] >= script_begin) & (events["start"] < script_end)
             sum_ends = ends[is_update & (ends >= begin)]
             steps.append(_read_step(events[is_inside], kinds[is_inside], labels, int(begin), int(end), sum_ends))
-    same_gradients = _keep_most_common(steps, lambda step: step.gradients)
-    if not same_gradients:
+    same_gradient_steps = _keep_most_common(steps, lambda step: step.gradients)
+    if not same_gradient_steps:
         return None
-    same_kinds = _keep_most_common(same_gradients, lambda step: list_kinds(step.collectives))
-    collective_bytes = [[collective.bytes for collective in step.collectives] for step in same_kinds]
+    same_kind_steps = _keep_most_common(same_gradient_steps, lambda step: list_kinds(step.collectives))
+    collective_bytes = [[collective.bytes for collective in step.collectives] for step in same_kind_steps]
     return Steps(
-        seconds=tuple(step.seconds for step in same_gradients), rows=max(step.rows for step in same_gradients),
-        gradients=same_kinds[0].gradients, ready=_compute_medians([step.ready for step in same_kinds]),
-        collectives=same_kinds[0].collectives, at=_compute_medians([step.at for step in same_kinds]),
+        seconds=tuple(step.seconds for step in same_gradient_steps),
+        rows=max(step.rows for step in same_gradient_steps),
+        gradients=same_kind_steps[0].gradients, ready=_compute_medians([step.ready for step in same_kind_steps]),
+        collectives=same_kind_steps[0].collectives, at=_compute_medians([step.at for step in same_kind_steps]),
         bytes=tuple(round(size) for size in _compute_medians(collective_bytes)),
-        update=float(np.median([step.update for step in same_gradients])),
+        update=float(np.median([step.update for step in same_gradient_steps])),
         share=updates_by_label[label] / sum(updates_by_label.values()),
     )  # fmt: skip
 
@@ -145,26 +146,27 @@ def _read_step(
     sum_ends: the ends of updates of any model since the begin.
     """
     ready_times = defaultdict(list)  # by name of the gradient
-    entries, other_collectives, rows, update = [], [], 0, 0.0
+    entries, other_collectives, rows, update_seconds = [], [], 0, 0.0
     for event, kind in sorted(zip(events.tolist(), kinds), key=lambda pair: pair[0][0]):
-        start, _, size, label = event[:4]  # the fields of `records.EVENT`: nanoseconds, bytes, index of the label
+        start, _, size, label_index = event[:4]  # the fields of `records.EVENT`: nanoseconds, bytes, index of the label
         offset = (start - begin) * 1e-9
         if kind == "entry":
-            entries.append((labels[label], size, offset))
+            entries.append((labels[label_index], size, offset))
         elif kind == "ready":
-            ready_times[labels[label]].append(offset)
-        elif kind == "collective" and labels[label].endswith(f"'{UPDATE_END}'"):
+            ready_times[labels[label_index]].append(offset)
+        elif kind == "collective" and labels[label_index].endswith(f"'{UPDATE_END}'"):
             # The optimizer's work lasts from the last sums to the barrier named `UPDATE_END`.
-            update += (start - np.max(sum_ends[sum_ends <= start])) * 1e-9
+            update_seconds += (start - np.max(sum_ends[sum_ends <= start])) * 1e-9
         elif kind in _OTHERS:
-            other_collectives.append((Collective(str(kind), labels[label], size), offset))
+            other_collectives.append((Collective(str(kind), labels[label_index], size), offset))
         elif kind == "rows":
             rows = max(rows, size)
     # A gradient without a recorded time, in an update without overlap, is ready when the update begins.
     ready = [ready_times[name].pop(0) if ready_times[name] else offset for name, _, offset in entries]
     return _Step(
         (end - begin) * 1e-9, rows, tuple(Gradient(name, size) for name, size, _ in entries), ready,
-        tuple(other for other, _ in other_collectives), [offset for _, offset in other_collectives], update,
+        tuple(collective for collective, _ in other_collectives), [offset for _, offset in other_collectives],
+        update_seconds,
     )  # fmt: skip
 
 
@@ -172,8 +174,8 @@ def _keep_most_common(steps: list[_Step], get_key: Callable[[_Step], Any]) -> li
     """The steps with the most common value of `get_key`."""
     if not steps:
         return []
-    common = Counter(map(get_key, steps)).most_common(1)[0][0]
-    return [step for step in steps if get_key(step) == common]
+    most_common_key = Counter(map(get_key, steps)).most_common(1)[0][0]
+    return [step for step in steps if get_key(step) == most_common_key]
 
 
 def _compute_medians(rows: Sequence[Sequence[float]]) -> tuple[float, ...]:

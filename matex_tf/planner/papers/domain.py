@@ -14,8 +14,8 @@ class Estimate:
     """The reason why the formula is not valid for its arguments; "" if it is valid."""
 
 
-def check_positive(where: str, **given: float) -> None:
-    """Raises ValueError if one of `given` is not a finite number above 0."""
-    for name, value in given.items():
+def check_positive(where: str, **values: float) -> None:
+    """Raises ValueError if one of `values` is not a finite number above 0."""
+    for name, value in values.items():
         if not 0 < value < float("inf"):
             raise ValueError(f"{where}: expected {name} to be above 0; given {value}")

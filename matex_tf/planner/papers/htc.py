@@ -102,17 +102,17 @@ def parse_architecture(text: str) -> Architecture:
         ValueError: a word is invalid, or in an invalid position.
     """
     words = text.split()
-    entry = _ENTRY.fullmatch(words[0]) if words else None
-    dense = _DENSE.fullmatch(words[-1]) if words else None
-    if not entry or not dense:
+    entry_match = _ENTRY.fullmatch(words[0]) if words else None
+    dense_match = _DENSE.fullmatch(words[-1]) if words else None
+    if not entry_match or not dense_match:
         raise ValueError(f"expected {FORM}; given {text!r}")
     layers = [_parse_layer(word) for word in words[1:-1]]
     if not any(layer.filters for layer in layers):
         raise ValueError("expected one convolution or more: the choice is between their algorithms")
-    shape = Shape(*map(int, entry.groups()))
+    shape = Shape(*map(int, entry_match.groups()))
     if shape.width != shape.height or min(shape.width, shape.depth) < 1:
         raise ValueError(f"expected a square input with channels, as the algorithms are counted; given {words[0]}")
-    neurons = [int(one) for one in dense[1].split(",")]
+    neurons = [int(count) for count in dense_match[1].split(",")]
     features = shapes(Architecture(shape, layers, neurons))[-1].size
     return Architecture(shape, tuple(layers), (features, *neurons))
 
@@ -147,8 +147,8 @@ def memory_printed(architecture: Architecture, rows: int) -> Memory:
 
 def _count_convolution_parameters(architecture: Architecture) -> int:
     return sum(
-        layer.filters * (layer.extent**2 * entry.depth + 1)
-        for layer, entry in zip(architecture.layers, shapes(architecture))
+        layer.filters * (layer.extent**2 * input_shape.depth + 1)
+        for layer, input_shape in zip(architecture.layers, shapes(architecture))
     )
 
 

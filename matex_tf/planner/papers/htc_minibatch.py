@@ -39,18 +39,18 @@ def choose_algorithms(times: Table, memory: Table, bound: float) -> Choice | Non
         raise ValueError(
             "choose_algorithms: expected a time and a memory for one or more algorithms of each of one or more layers"
         )
-    efficient: list[tuple[float, float, tuple[int, ...]]] = [(0.0, 0.0, ())]  # (bytes, seconds, algorithms)
+    efficient_choices: list[tuple[float, float, tuple[int, ...]]] = [(0.0, 0.0, ())]  # (bytes, seconds, algorithms)
     for layer_seconds, layer_bytes in zip(times, memory):
         extended = sorted(
             (total_bytes + layer_bytes[algorithm], seconds + layer_seconds[algorithm], (*algorithms, algorithm))
-            for total_bytes, seconds, algorithms in efficient
+            for total_bytes, seconds, algorithms in efficient_choices
             for algorithm in range(len(layer_seconds))
         )
-        efficient = []
+        efficient_choices = []
         for choice in extended:  # by rising bytes, so that an efficient choice is faster than all choices before it
-            if choice[0] <= bound and (not efficient or choice[1] < efficient[-1][1]):
-                efficient.append(choice)
-    return Choice(algorithms=efficient[-1][2], seconds=efficient[-1][1]) if efficient else None
+            if choice[0] <= bound and (not efficient_choices or choice[1] < efficient_choices[-1][1]):
+                efficient_choices.append(choice)
+    return Choice(algorithms=efficient_choices[-1][2], seconds=efficient_choices[-1][1]) if efficient_choices else None
 
 
 def fft_over_gemm(rows: int, width: int, out: int, depth: int, filters: int) -> float:
@@ -118,11 +118,11 @@ def _tabulate_convolutions(architecture: htc.Architecture, rows: int) -> tuple[T
     """Seconds and bytes of each convolution, by GEMM and by FFT, in this order."""
     shapes = htc.shapes(architecture)
     times, memory = [], []
-    for layer, entry, output in zip(architecture.layers, shapes, shapes[1:]):
+    for layer, input_shape, output_shape in zip(architecture.layers, shapes, shapes[1:]):
         if layer.filters:
-            width, depth, filters, out = entry.width, entry.depth, layer.filters, output.width
-            by_gemm = gemm_operations(rows, layer.extent, out, depth, filters)
-            by_fft = fft_operations(rows, width, depth, filters)
-            times.append([by_gemm / _SPEED, by_fft / _SPEED])
+            width, depth, filters, out = input_shape.width, input_shape.depth, layer.filters, output_shape.width
+            operations_by_gemm = gemm_operations(rows, layer.extent, out, depth, filters)
+            operations_by_fft = fft_operations(rows, width, depth, filters)
+            times.append([operations_by_gemm / _SPEED, operations_by_fft / _SPEED])
             memory.append([gemm_bytes(rows, width, out, depth, filters), fft_bytes(rows, width, depth, filters)])
     return times, memory

@@ -61,11 +61,11 @@ def compute_end(layers: Layers, plan: Plan) -> float:
     """Seconds until the end of the forward pass, for any plan. A batch is computed after its pull and after the
     preceding batch.
     """
-    pull_end = compute_end = 0.0
+    pull_end = computation_end = 0.0
     for first, stop in itertools.pairwise(plan):
         pull_end += layers.pull(first, stop)
-        compute_end = max(compute_end, pull_end) + layers.computation(first, stop)
-    return compute_end
+        computation_end = max(computation_end, pull_end) + layers.computation(first, stop)
+    return computation_end
 
 
 def plan_front_to_back(layers: Layers) -> Plan | None:
@@ -86,8 +86,8 @@ def plan_front_to_back(layers: Layers) -> Plan | None:
         return None
     plan = [0, *min(pairs, key=lambda pair: (-layers.computation(0, pair[0]), layers.pull(0, pair[0]), pair[1]))]
     while plan[-1] < count:
-        hidden, start = layers.computation(*plan[-2:]), plan[-1]  # the computation of the last batch so far
-        stops = [stop for stop in range(start + 1, count + 1) if layers.pull(start, stop) >= hidden]
+        computation, start = layers.computation(*plan[-2:]), plan[-1]  # the computation of the last batch so far
+        stops = [stop for stop in range(start + 1, count + 1) if layers.pull(start, stop) >= computation]
         plan.append(min(stops, key=lambda stop: layers.pull(start, stop), default=count))
     return tuple(plan)
 
@@ -109,8 +109,8 @@ def plan_back_to_front(layers: Layers) -> Plan | None:
         return None
     plan = [*min(pairs, key=lambda pair: (-layers.computation(*pair), layers.computation(pair[1], count))), count]
     while plan[0] > 0:
-        pull, stop = layers.pull(*plan[:2]), plan[0]  # the pull of the first batch so far
-        firsts = [first for first in range(stop) if layers.computation(first, stop) <= pull]
+        pull_seconds, stop = layers.pull(*plan[:2]), plan[0]  # the pull of the first batch so far
+        firsts = [first for first in range(stop) if layers.computation(first, stop) <= pull_seconds]
         plan.insert(0, max(firsts, key=lambda first: layers.computation(first, stop), default=0))
     return tuple(plan)
 

@@ -57,7 +57,8 @@ def expected_bandwidth_closed(workers: int, share: float) -> float:
 def servers(workers: int, share: float, ratio: float = 1.0) -> Estimate:
     """PS(n) for asynchronous updates, equation 6, rounded up; `ratio` is BW_ps / BW_w."""
     check_positive("servers", ratio=ratio)
-    count = expected_bandwidth_closed(workers, share) / ratio
-    if count < math.inf:
-        count = max(1, math.ceil(count - 1e-9 * abs(count)))  # errors in the last digits are not rounded up
-    return Estimate(count, explain_outside(workers, share))
+    server_count = expected_bandwidth_closed(workers, share) / ratio
+    if server_count < math.inf:
+        # Errors in the last digits are not rounded up.
+        server_count = max(1, math.ceil(server_count - 1e-9 * abs(server_count)))
+    return Estimate(server_count, explain_outside(workers, share))

@@ -64,7 +64,9 @@ def make_program(plan: plan_file.Plan, ranks: int) -> Program:
         rows=count_slice_rows(plan, ranks), compute=compute, names=tuple(gradient.name for gradient in plan.gradients),
         sizes=tuple(gradient.bytes for gradient in plan.gradients),
         ready=tuple(itertools.accumulate(model.estimate_ready_times(ranks), max)),
-        collectives=tuple(TimedCollective(start, each.kind, each.name, size) for start, each, size in collectives),
+        collectives=tuple(
+            TimedCollective(start, collective.kind, collective.name, size) for start, collective, size in collectives
+        ),
     )  # fmt: skip
 
 
@@ -73,6 +75,6 @@ def scale_program(program: Program, factor: float) -> Program:
     return dataclasses.replace(
         program,
         compute=program.compute * factor,
-        ready=tuple(at * factor for at in program.ready),
+        ready=tuple(time * factor for time in program.ready),
         collectives=tuple(collective._replace(at=collective.at * factor) for collective in program.collectives),
     )

@@ -84,14 +84,14 @@ def simulate_ranks(
     disturbance, note = disturbance or Disturbance(), note or _ignore
     generator = random.Random(seed)
     note("announcement", 0.0, 0.0, label="the first step")  # a timeline shows computation only after an update
-    means, maxima, end = [], [], 0.0
+    mean_seconds, max_seconds, end = [], [], 0.0
     for _ in range(steps):
         factors = np.array([disturbance.draw_factor(rank, generator) for rank in range(ranks)])
-        means.append(float(factors.mean()) * program.compute)
-        maxima.append(float(factors.max()) * program.compute)
+        mean_seconds.append(float(factors.mean()) * program.compute)
+        max_seconds.append(float(factors.max()) * program.compute)
         end = _simulate_step(program, end, factors, plan, prices, note)
-    step, compute, longest = end / steps, fmean(means), fmean(maxima)
-    return Result(step, compute, longest - compute, max(0.0, step - longest))
+    step, compute, longest_compute = end / steps, fmean(mean_seconds), fmean(max_seconds)
+    return Result(step, compute, longest_compute - compute, max(0.0, step - longest_compute))
 
 
 def _simulate_step(
@@ -104,10 +104,10 @@ def _simulate_step(
     points = [(collective.at, True, number) for number, collective in enumerate(program.collectives)]
     points += [(program.ready[stop - 1], False, number) for number, (_, stop) in enumerate(buckets)]
     now = computing_since = np.full(len(factors), begin)
-    lane_free, computed = begin, 0.0
-    for at, is_collective, number in sorted(points, key=lambda point: point[0]):
-        now = now + (at - computed) * factors
-        computed = at
+    lane_free, computed_seconds = begin, 0.0
+    for seconds_before, is_collective, number in sorted(points, key=lambda point: point[0]):
+        now = now + (seconds_before - computed_seconds) * factors
+        computed_seconds = seconds_before
         if is_collective:
             collective, price = program.collectives[number], prices.collectives[number]
             note("gap", computing_since, now)
@@ -123,7 +123,7 @@ def _simulate_step(
             lane_free = start + prices.buckets[number]
             note("bucket", start, lane_free, lane=1, label=program.names[stop - 1], size=size)
             note("transfer", start, lane_free, lane=1, size=size)
-    now = now + (program.compute - computed) * factors
+    now = now + (program.compute - computed_seconds) * factors
     note("gap", computing_since, now)
     if not buckets:
         return _wait_for_all(now, prices.at_once, "update", "update", program.bytes, note)

@@ -81,8 +81,8 @@ def replay_timeline(path: str | os.PathLike[str], slow: Mapping[int, float] | No
         )
     slow = slow or {}
     if unknown_ranks := [rank for rank in slow if rank not in ranks_by_number]:
-        known = f"ranks {min(ranks_by_number)} to {max(ranks_by_number)}"
-        raise ImpossibleRequest(f"slow={unknown_ranks[0]}:...: the timeline has {known}")
+        known_ranks = f"ranks {min(ranks_by_number)} to {max(ranks_by_number)}"
+        raise ImpossibleRequest(f"slow={unknown_ranks[0]}:...: the timeline has {known_ranks}")
     factors = np.array([slow.get(rank, 1.0) for rank in ranks_by_number])
     ends, replayed_ends = _replay_updates(ranks, factors)
     if len(ends) < _FIRST_UPDATES + 2:
@@ -95,22 +95,24 @@ def replay_timeline(path: str | os.PathLike[str], slow: Mapping[int, float] | No
     )
 
 
-def _read_ranks(rows: Sequence[Mapping[str, Any]]) -> dict[int, _Rank]:
-    """The ranks of a timeline by their numbers, ascending, from its events `rows`. A rank's own file has one rank."""
+def _read_ranks(events: Sequence[Mapping[str, Any]]) -> dict[int, _Rank]:
+    """The ranks of a timeline by their numbers, ascending, from its `events`. A rank's own file has one rank."""
     ranks_by_number: dict[int, _Rank] = {}
     # Events with a duration (ph is "X"): pid is the rank, tid the lane, ts the begin and dur the duration in
     # microseconds.
-    for row in sorted((row for row in rows if row["ph"] == "X"), key=lambda row: (row["ts"], -row["dur"])):
-        rank = ranks_by_number.setdefault(row["pid"], _Rank())
-        begin, end = row["ts"] * 1e-6, (row["ts"] + row["dur"]) * 1e-6
-        if row["tid"] == 0:
-            if row["cat"] in _COLLECTIVES:
-                rank.script.append((row["cat"], begin, end))
-            elif row["name"] == _SUMS:
+    for event in sorted(
+        (event for event in events if event["ph"] == "X"), key=lambda event: (event["ts"], -event["dur"])
+    ):
+        rank = ranks_by_number.setdefault(event["pid"], _Rank())
+        begin, end = event["ts"] * 1e-6, (event["ts"] + event["dur"]) * 1e-6
+        if event["tid"] == 0:
+            if event["cat"] in _COLLECTIVES:
+                rank.script.append((event["cat"], begin, end))
+            elif event["name"] == _SUMS:
                 rank.script.append((_SUMS, begin, end))
-        elif row["name"] == _OWN_GRADIENTS:
+        elif event["name"] == _OWN_GRADIENTS:
             rank.buckets.append([begin, end, end])
-        elif row["cat"] == "bucket" and rank.buckets:
+        elif event["cat"] == "bucket" and rank.buckets:
             rank.buckets[-1][-1] = end  # the event "bucket" follows the wait for its gradients
     for rank in ranks_by_number.values():
         rank.script = _keep_last_waits(rank.script)
@@ -131,17 +133,17 @@ def _keep_last_waits(script: Sequence[tuple[str, float, float]]) -> list[tuple[s
 
     This wait ends the update; after earlier waits the script still had work to do.
     """
-    kept: list[tuple[str, float, float]] = []
+    kept_events: list[tuple[str, float, float]] = []
     last_wait: tuple[float, float] | None = None
     for kind, begin, end in script:
         if kind == _SUMS:
             last_wait = begin, end
             continue
         if kind == "announcement" and last_wait:
-            kept.append((_SUMS, *last_wait))
+            kept_events.append((_SUMS, *last_wait))
             last_wait = None
-        kept.append((kind, begin, end))
-    return [*kept, (_SUMS, *last_wait)] if last_wait else kept
+        kept_events.append((kind, begin, end))
+    return [*kept_events, (_SUMS, *last_wait)] if last_wait else kept_events
 
 
 def _replay_updates(ranks: Sequence[_Rank], factors: np.ndarray) -> tuple[list[float], list[float]]:
@@ -200,9 +202,11 @@ def _replay_buckets(
         # first one. In the replay, the time from the start of this interval until they are ready is the measured time
         # times the factor.
         replayed_ready = ready
-        for number, (measured, replayed) in enumerate(starts):
+        for interval_index, (measured_start, replayed_start) in enumerate(starts):
             replayed_ready = np.where(
-                (measured <= ready) | (number == 0), replayed + (ready - measured) * factors, replayed_ready
+                (measured_start <= ready) | (interval_index == 0),
+                replayed_start + (ready - measured_start) * factors,
+                replayed_ready,
             )
         # Without a wait, the gradients were ready before the lane reached the bucket, at an unknown time.
         has_waited = (ready - wait_begin > _MIN_WAIT) | (index == 0)

@@ -102,51 +102,53 @@ def simulate_plan(
     step = _prepare_step(predictor, program, ranks, what_if)
     result = simulate_ranks(step.program, ranks, steps, step.boundaries, step.prices, disturbance, seed, note)
     compute = result.compute / step.slowdown
-    unused = ""
+    unused_text = ""
     if not uses_network:  # nothing is sent between hosts, and sums use the computing cores
         names = ("overlap=on", "buckets", "link", "compression", *(["algorithm", "strategy"] if ranks == 1 else []))
-        unused = _describe_unused(what_if, names, f"on {ranks} rank{'s' * (ranks > 1)} of one host")
+        unused_text = _describe_unused(what_if, names, f"on {ranks} rank{'s' * (ranks > 1)} of one host")
     elif not step.boundaries:
-        unused = _describe_unused(what_if, ("buckets",), "where no sums are overlapped")
+        unused_text = _describe_unused(what_if, ("buckets",), "where no sums are overlapped")
     return Outcome(
         step=result.step, compute=compute, waiting=result.waiting,
         exposed=result.exposed + result.compute - compute,  # a slowdown by transfers is exposed, as in a plan
         rows=rows, transfers=len(step.boundaries) - 1 if step.boundaries else int(ranks > 1),
-        assumptions=tuple(assumptions), note=unused,
+        assumptions=tuple(assumptions), note=unused_text,
     )  # fmt: skip
 
 
 def _prepare_step(predictor: predict.Predictor, program: Program, ranks: int, what_if: WhatIf) -> _Step:
     """The step of one of `ranks` ranks with the changes `what_if`, other than servers."""
     links = predictor.links
-    collectives = [links.estimate_small(ranks, collective.bytes, collective.kind) for collective in program.collectives]
+    collective_prices = [
+        links.estimate_small(ranks, collective.bytes, collective.kind) for collective in program.collectives
+    ]
     # `Prices`: the seconds of each bucket, of one sum of all gradients, and of each other collective.
     if ranks == 1:  # nothing is summed
-        return _Step(program, Prices((), 0.0, collectives))
+        return _Step(program, Prices((), 0.0, collective_prices))
     if what_if.strategy:  # one exchange after the computation, with the seconds of a plan
-        planned = find_price(predictor, ranks, what_if.strategy).step
-        scaled = scale_program(program, planned.compute / program.compute)
+        planned_step = find_price(predictor, ranks, what_if.strategy).step
+        scaled_program = scale_program(program, planned_step.compute / program.compute)
         if settings.is_statistical(what_if.strategy):  # local:H, whose steps have no collectives
-            scaled = dataclasses.replace(scaled, collectives=())
-        return _Step(scaled, Prices((), planned.exposed, collectives))
-    planned = predictor.predict_step(ranks)
-    algorithm, compression = what_if.algorithm or planned.algorithm, what_if.compression
-    at_once = links.estimate_small(ranks, 0) + links.estimate_sum(ranks, algorithm, program.bytes, compression)
+            scaled_program = dataclasses.replace(scaled_program, collectives=())
+        return _Step(scaled_program, Prices((), planned_step.exposed, collective_prices))
+    planned_step = predictor.predict_step(ranks)
+    algorithm, compression = what_if.algorithm or planned_step.algorithm, what_if.compression
+    at_once_price = links.estimate_small(ranks, 0) + links.estimate_sum(ranks, algorithm, program.bytes, compression)
     can_overlap = ranks > links.per_host and bool(program.sizes)
-    wants_overlap = planned.overlapped if what_if.overlap is None else what_if.overlap
+    wants_overlap = planned_step.overlapped if what_if.overlap is None else what_if.overlap
     if not (can_overlap and wants_overlap):
-        return _Step(program, Prices((), at_once, collectives))
+        return _Step(program, Prices((), at_once_price, collective_prices))
     slowdown = predictor.estimate_slowdown(ranks, program.bytes * _count_sent(compression))
-    slowed = scale_program(program, slowdown)  # the sums use cores of the computation
+    slowed_program = scale_program(program, slowdown)  # the sums use cores of the computation
     price = functools.partial(links.estimate_bucket, ranks, algorithm, compression=compression)
-    boundaries = _choose_boundaries(slowed, what_if.buckets, price)
+    boundaries = _choose_boundaries(slowed_program, what_if.buckets, price)
     bucket_prices = [price(sum(program.sizes[first:stop])) for first, stop in itertools.pairwise(boundaries)]
-    return _Step(slowed, Prices(bucket_prices, at_once, collectives), boundaries, slowdown)
+    return _Step(slowed_program, Prices(bucket_prices, at_once_price, collective_prices), boundaries, slowdown)
 
 
-def _describe_unused(what_if: WhatIf, names: Sequence[str], where: str) -> str:
-    """Lists the requested changes among `names`, which change nothing `where`; "" if none of them is requested."""
-    requested: dict[str, object] = {
+def _describe_unused(what_if: WhatIf, change_names: Sequence[str], situation: str) -> str:
+    """Lists those of `change_names` that are requested and change nothing in this `situation`; "" if there are none."""
+    requested_changes: dict[str, object] = {
         "overlap=on": what_if.overlap,
         "overlap=off": what_if.overlap is False,
         "buckets": what_if.buckets != "best",
@@ -155,8 +157,8 @@ def _describe_unused(what_if: WhatIf, names: Sequence[str], where: str) -> str:
         "algorithm": what_if.algorithm,
         "strategy": what_if.strategy,
     }
-    unused = [name for name in names if requested[name]]
-    return f"{', '.join(unused)}: nothing changes {where}" if unused else ""
+    unused_names = [change_name for change_name in change_names if requested_changes[change_name]]
+    return f"{', '.join(unused_names)}: nothing changes {situation}" if unused_names else ""
 
 
 def _count_sent(compression: str) -> float:
@@ -182,15 +184,16 @@ def _simulate_with_servers(
     """Parameter servers instead of sums: in each step each rank, a worker, pulls and pushes all parameters."""
     assert what_if.servers is not None
     start_up = links.network.estimate_message(0.0)
-    layers = [links.network.estimate_message(size) - start_up for size in reversed(program.sizes)]  # first layer first
-    forward = _estimate_forward_times(program)
+    # Seconds of each layer, first layer first.
+    transfer_times = [links.network.estimate_message(size) - start_up for size in reversed(program.sizes)]
+    forward_times = _estimate_forward_times(program)
     planners = {"layerwise": ibatch.plan_by_layer, "ibatch": ibatch.plan_greedy}
     # A pull gets the parameters of one or more layers.
     plan_pulls = planners.get(what_if.pull or "", ibatch.plan_whole)
-    pulls = plan_pulls(ibatch.Layers(forward, layers, start_up))
+    pull_plan = plan_pulls(ibatch.Layers(forward_times, transfer_times, start_up))
     work = servers.Work(
-        pulls=servers.sum_batches(layers, pulls), forward=servers.sum_batches(forward, pulls),
-        backward=program.compute - sum(forward), push=sum(layers), start_up=start_up,
+        pulls=servers.sum_batches(transfer_times, pull_plan), forward=servers.sum_batches(forward_times, pull_plan),
+        backward=program.compute - sum(forward_times), push=sum(transfer_times), start_up=start_up,
     )  # fmt: skip
     count, is_synchronous = what_if.servers
     step = servers.simulate_servers(ranks, count, work, SERVER_STEPS, is_synchronous, disturbance, seed).compute_step()
@@ -203,7 +206,7 @@ def _simulate_with_servers(
         assumptions.append("asynchronous updates give other results than the script alone")
     return Outcome(
         step=step, compute=program.compute, waiting=0.0, exposed=step - program.compute, rows=rows,
-        transfers=len(pulls), assumptions=tuple(assumptions),
+        transfers=len(pull_plan), assumptions=tuple(assumptions),
         note=_describe_unused(
             what_if, ("overlap=on", "overlap=off", "buckets", "compression", "algorithm"), "with parameter servers"
         ),
@@ -218,7 +221,7 @@ def _estimate_forward_times(program: Program) -> list[float]:
     ready from the last layer to the first.
     """
     forward_end = FORWARD * program.compute
-    backward = [later - earlier for earlier, later in itertools.pairwise([forward_end, *program.ready])]
-    weights = [max(0.0, seconds) for seconds in reversed(backward)]
-    total = sum(weights)
-    return [forward_end * (weight / total if total else 1 / len(weights)) for weight in weights]
+    backward_times = [later - earlier for earlier, later in itertools.pairwise([forward_end, *program.ready])]
+    weights = [max(0.0, seconds) for seconds in reversed(backward_times)]
+    total_weight = sum(weights)
+    return [forward_end * (weight / total_weight if total_weight else 1 / len(weights)) for weight in weights]

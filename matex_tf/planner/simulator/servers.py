@@ -141,9 +141,9 @@ class _Simulation:
             if self.arrived < len(self.workers):
                 return
             self.arrived, next_workers = 0, self.workers
-        for other in next_workers:
-            if len(other.ends) < self.steps:
-                self.begin_step(other)
+        for next_worker in next_workers:
+            if len(next_worker.ends) < self.steps:
+                self.begin_step(next_worker)
 
 
 def simulate_servers(

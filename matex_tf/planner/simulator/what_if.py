@@ -75,10 +75,11 @@ def read_changes(words: Sequence[str]) -> WhatIf:
     if what_if.pull is not None and what_if.servers is None:
         raise ImpossibleRequest("pull= applies to parameter servers: add servers=NUMBER")
     if what_if.strategy:
-        conflicting = [word for word in words if word.partition("=")[0] in _NOT_WITH_STRATEGY]
-        if conflicting:
+        conflicting_words = [word for word in words if word.partition("=")[0] in _NOT_WITH_STRATEGY]
+        if conflicting_words:
             raise ImpossibleRequest(
-                f"strategy= cannot be combined with {conflicting[0]}, which applies to allreduce or to XAI's servers"
+                f"strategy= cannot be combined with {conflicting_words[0]}, which applies to allreduce or to XAI's "
+                "servers"
             )
     return what_if
 
@@ -148,9 +149,9 @@ def _parse_link(value: str) -> Link:
 
 def _parse_slow(value: str) -> dict[int, float]:
     pairs = [pair.split(":") for pair in value.split(",")]
-    slow = {int(rank): float(factor) for rank, factor in pairs}
-    _require(len(slow) == len(pairs) and min(slow) >= 0 and all(0 < factor < inf for factor in slow.values()))
-    return slow
+    factors = {int(rank): float(factor) for rank, factor in pairs}
+    _require(len(factors) == len(pairs) and min(factors) >= 0 and all(0 < factor < inf for factor in factors.values()))
+    return factors
 
 
 def _parse_noise(value: str) -> float:
@@ -159,8 +160,8 @@ def _parse_noise(value: str) -> float:
 
 
 def _parse_servers(value: str) -> tuple[int, bool]:
-    number, _, mode = value.partition(",")
-    return _parse_count(number), {"": False, "async": False, "sync": True}[mode]
+    count_text, _, mode = value.partition(",")
+    return _parse_count(count_text), {"": False, "async": False, "sync": True}[mode]
 
 
 def _parse_strategy(value: str) -> str:

@@ -9,10 +9,11 @@ functions `emit` create the ops of a rank. Their argument `copy` (`emit.Copy`) k
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from matex_tf.lazy import tf
-from matex_tf.rewrite.graph_ops import cache_by_type
+from matex_tf.rewrite.graph_ops import find_definition
 from matex_tf.rewrite.nodes import Decision, Node, require, require_known
 from matex_tf.rewrite.placement import SIZES, SUM, Placement, Rows, Size, make_sizes
 from matex_tf.rewrite.rules.registry import register_rule
@@ -33,17 +34,13 @@ def draw_by_counter(node: Node) -> Decision:
         return draw_all(node)
 
     def emit(copy: Any, sizes: Any, key: Any, counter: Any, algorithm: Any) -> list[Any]:
-        def make_common() -> list[Any]:
-            """The tensors that draws of one shape have in common."""
-            wide = tf.cast(sizes, tf.int64)
-            numbers_before = copy.find_first(wide[0]) * tf.reduce_prod(wide[1:])
-            # With 4 lanes and 6 numbers before, the counter moves on by 1, and this rank skips 2 numbers.
-            skipped = numbers_before % lanes
-            counter_step = tf.reshape(tf.cast(numbers_before // lanes, counter.dtype), [1])
-            return [wide, tf.reshape(tf.reduce_prod(wide) + skipped, [1]), skipped, counter_step]
-
-        wide, drawn_shape, skipped, counter_step = copy.make_once((sizes, lanes), make_common)
+        wide = tf.cast(sizes, tf.int64)
+        numbers_before = copy.find_first(wide[0]) * tf.reduce_prod(wide[1:])
+        # With 4 lanes and 6 numbers before, the counter moves on by 1, and this rank skips 2 numbers.
+        skipped = numbers_before % lanes
+        counter_step = tf.reshape(tf.cast(numbers_before // lanes, counter.dtype), [1])
         counter = tf.tensor_scatter_nd_add(counter, [[0]], counter_step)
+        drawn_shape = tf.reshape(tf.reduce_prod(wide) + skipped, [1])
         flat = copy.create_op(node, [drawn_shape, key, counter, algorithm], Tshape=tf.int64)[0]
         return [tf.reshape(flat[skipped:], wide)]
 
@@ -69,17 +66,18 @@ def draw_all(node: Node) -> Decision:
 
 def has_no_seed(op: Any) -> bool:
     """Whether the op draws other numbers in each process, and in each run of the script."""
-    return _has_seeds(op) and not (op.get_attr("seed") or op.get_attr("seed2"))
+    return _has_seeds(op.type) and not (op.get_attr("seed") or op.get_attr("seed2"))
 
 
 def has_sequence(op: Any) -> bool:
     """Whether the op takes its numbers from a sequence that its seed starts, each run after the numbers of the last."""
-    return _has_seeds(op) and not has_no_seed(op)
+    return _has_seeds(op.type) and not has_no_seed(op)
 
 
-@cache_by_type
-def _has_seeds(op: Any) -> bool:
-    return "seed2" in op.node_def.attr
+@functools.cache
+def _has_seeds(op_type: str) -> bool:
+    definition = find_definition(op_type)
+    return definition is not None and any(attribute.name == "seed2" for attribute in definition.attr)
 
 
 def draw_once(node: Node) -> Decision:

@@ -121,8 +121,6 @@ def list_owners() -> list[int]:
     Raises SetupError if there are fewer ranks than requested owners, or if no rank remains to train.
     """
     here, strategy = world.get_world(), settings.get_settings().strategy
-    if here.is_phantom:
-        return [0]  # the graph for pieces does not depend on their number
     if is_count_automatic():
         return partition.choose_owners(here.nodes, _chosen_count[0])
     if here.servers:  # the last ranks only serve

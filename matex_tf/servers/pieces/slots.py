@@ -32,7 +32,6 @@ _SLOT, _COUNTED = "slot", "counted"  # tags of variables
 EAGER = "it is called outside of a tf.function"
 _LEAST_BYTES = 256 << 10
 """With `auto`, the smallest weight whose slots are sharded: smaller updates take less time than a rendezvous."""
-_reported: set[tuple[str, str]] = set()
 
 
 class Slot(NamedTuple):
@@ -140,11 +139,8 @@ def _wrap_start(original: Any) -> Any:
 
 
 def report_whole(optimizer: str, why: str) -> None:
-    """Report once that an optimizer, or a variable of it, is not sharded although a sharded strategy is chosen."""
-    if owners.is_chosen() and (optimizer, why) not in _reported:
-        _reported.add((optimizer, why))
-        if owners.is_left_open() and not settings.get_settings().explain:
-            return
+    """Report that an optimizer, or a variable of it, is not sharded although a sharded strategy is chosen."""
+    if owners.is_chosen() and (not owners.is_left_open() or settings.get_settings().explain):
         if world.get_world().servers:
             why += ". Ranks that only serve still have no rows; with MATEX_STRATEGY=allreduce they train, too"
         notes.print_note(f"MATEX_STRATEGY={settings.get_settings().strategy}: {optimizer} runs as allreduce: {why}")

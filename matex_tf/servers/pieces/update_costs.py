@@ -154,12 +154,10 @@ def _place_slots(plan: Any, step_slots: list[Any]) -> tuple[Program | None, list
 
 def _measure_sums(program: Program) -> Iterator[int]:
     """The bytes of each sum of which a rank needs only a piece."""
-    for node in program.nodes:
+    for node in program.iterate_nodes():
         for value, need in zip(node.inputs, node.decision.needs):
             if value.placement.is_partial and need is not None and need.is_piece:
                 yield need.cuts[-1] * value.dtype.size
-        for body in node.bodies:
-            yield from _measure_sums(body)
 
 
 def count_bytes(optimizer: Any) -> tuple[int, int]:

@@ -124,7 +124,7 @@ class CallPlan:
         self.value_inputs = [index for index, tensor in enumerate(inputs) if tensor.dtype != tf.resource]
         variables = {id(inner): outer for outer, inner in self.graph.captures}
         # Outputs become whole on every rank. Residuals stay as each rank has them: only its backward step takes them.
-        gives = [WHOLE] * count + [residual.placement for residual in program.outputs[count:]]
+        program.gives[count:] = [residual.placement for residual in program.outputs[count:]]
 
         def forward_step(*arguments: Any) -> Any:
             graph = tf.compat.v1.get_default_graph()
@@ -133,7 +133,7 @@ class CallPlan:
                 tensors[index] = argument
             # The empty slice stands there until `take_rows` sets the slice of the batch among the tensors.
             copy = Copy(slices.make_empty_slice(), RankExchanger(self.place), slices.make_slice)
-            return copy.build(program, sources.take_rows(copy, tensors, self.are_rows), gives)
+            return copy.build(program, sources.take_rows(copy, tensors, self.are_rows))
 
         self.forward = trace_copy(forward_step, _list_specs([inputs[index] for index in self.value_inputs]))
 
@@ -165,7 +165,7 @@ class CallPlan:
             copy = Copy(slices.make_slice_of_rows(total_rows), exchanger)
             pairs = zip(arguments, sliced)
             upstream = [one if placement == WHOLE else copy.slice_rows(one, placement) for one, placement in pairs]
-            return copy.build(back, [*upstream, *arguments[len(sliced) :]], [WHOLE] * len(back.outputs))
+            return copy.build(back, [*upstream, *arguments[len(sliced) :]])
 
         specs = _list_specs([*backward.graph.inputs[: len(sliced)], *self.forward.outputs[self.output_count :]])
         self.backward = trace_copy(backward_step, [tf.TensorSpec([], tf.int64), *specs])

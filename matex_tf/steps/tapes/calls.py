@@ -19,7 +19,7 @@ from typing import Any
 
 from matex_tf import settings
 from matex_tf.lazy import tf
-from matex_tf.rewrite.graph_ops import iterate_nodes
+from matex_tf.rewrite.graph_ops import has_sequence, iterate_nodes
 from matex_tf.runtime import notes, script_frames
 from matex_tf.steps import capture, events, own_data, whole_code
 from matex_tf.steps.arguments import Arguments, attach_tensors, list_attached
@@ -34,10 +34,6 @@ OTHER_OPS = "its ops are others from call to call"
 NO_TRACE = "its Python cannot be traced"
 DRAWS = "it draws random numbers from a state that no variable holds"
 OWN_GRADIENT = "a function in it has a gradient of its own (tf.custom_gradient)"
-_DRAWING = frozenset(
-    "RandomUniform RandomUniformInt RandomStandardNormal TruncatedNormal ParameterizedTruncatedNormal RandomGamma "
-    "RandomPoissonV2 RandomShuffle Multinomial".split()
-)
 ONE_ROW = "have one row each, of which ranks can share nothing"
 OBJECT = "take a Python object, which ranks cannot recognize in later calls"
 _VALUES = (bool, int, float, complex, str, bytes, type(None))
@@ -113,11 +109,13 @@ class _Call:
         # Run the plan of these ops.
         key = kind.trace.key, tuple(are_followed), world.get_world().size
         if key not in kind.plans:
+            if len(kind.plans) == _MAX_PLANS:
+                kind.refuse(OTHER_OPS)
+                return self._compute_whole(kind)
             kind.plans[key] = self._make_plan(kind, kind.trace, tensors, are_followed)
         plan = kind.plans[key]
         if plan.why_whole:
             return self._compute_whole(kind)
-        kind.why = kind.later_why  # set if the kind has as many plans as it may have (`_MAX_PLANS`)
         followed = [tensor for tensor, is_followed in zip(tensors, are_followed) if is_followed]
         outputs = plan.call(tensors, self.arguments.rows, followed)
         kind.restore = None  # the Python code has run once for this call, in the trace, so its changes stay
@@ -160,8 +158,6 @@ class _Call:
         tensors: the values of the trace's inputs.
         are_followed: for each input, whether its gradients may be requested.
         """
-        if len(kind.plans) + 1 == _MAX_PLANS:
-            kind.later_why = OTHER_OPS
         arguments, call = self.arguments, f"the call of '{self.name}'"
         given = [one for one in arguments.list_tensors() if one.shape.rank]
         row_ids = {id(one) for one in given if one.shape.as_list()[0] == arguments.rows}
@@ -248,9 +244,9 @@ def _find_hidden(model: Any, graph: Any) -> str:
         has_losses = any(getattr(loss, "graph", None) is graph for loss in model.losses)
     if has_losses:
         return KEEPS_TENSORS
+    if has_sequence(graph):
+        return DRAWS
     for node in iterate_nodes(graph):
-        if node.op in _DRAWING:
-            return DRAWS
         name = node.attr["_gradient_op_type"].s if "_gradient_op_type" in node.attr else b""
         if name.startswith(b"CustomGradient") and not _is_of_libraries(ops.gradient_registry.lookup(name.decode())):
             return OWN_GRADIENT

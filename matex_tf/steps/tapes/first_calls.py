@@ -10,6 +10,7 @@ results of the call to the computation of their gradients.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,12 +33,22 @@ class _Observed(threading.local):
     """Observations in this thread.
 
     reads, draws: the numbers of reads of eager tensors, and of random numbers from a state that is not a variable.
-    tapes: the tapes that record, outermost first.
+    _started: weak references to the tapes that have started to record, in order; some may have stopped.
     """
 
     def __init__(self) -> None:
         self.reads = self.draws = 0
-        self.tapes: list[Any] = []
+        self._started: list[Callable[[], Any]] = []
+
+    @property
+    def tapes(self) -> list[Any]:
+        """The tapes that record, outermost first."""
+        return [tape for reference in self._started if (tape := reference()) is not None and tape._recording]
+
+    def note_tape(self, tape: Any) -> None:
+        """Record that a tape starts to record."""
+        others = [one for one in self.tapes if one is not tape]
+        self._started = list(map(weakref.ref, [*others, tape]))
 
 
 observed = _Observed()
@@ -60,7 +71,6 @@ class Kind:
     """How calls of one kind are computed.
 
     why: the reason why every rank computes the calls whole; empty if ranks share them by plans, or do not know yet.
-    later_why: the `why` after the present call, which is still shared; empty if there is none.
     restore: undoes the changes by Python code that has run for a trace of the present call; None if no code has run.
     is_agreed: the ranks have agreed on `why`.
     first_step: the step of the first call, by the number of gradient computations before it.
@@ -70,7 +80,7 @@ class Kind:
     """
 
     def __init__(self) -> None:
-        self.why = self.later_why = ""
+        self.why = ""
         self.restore: Callable[[], None] | None = None
         self.is_agreed = False
         self.first_step = whole_code.gradient_count

@@ -1,0 +1,109 @@
+"""The cache of changed names gives the location that a search of both layers finds, after every kind of change."""
+
+import os
+
+import pytest
+
+from matex_tf.files import journal
+from matex_tf.files.view import View
+
+NAMES = [
+    "a",
+    "a/inside",
+    "b",
+    "folder",
+    "folder/a",
+    "folder/deep",
+    "folder/deep/a",
+    "moved",
+    "moved/a",
+    "moved/deep/a",
+    "link/a",
+]
+
+
+@pytest.fixture
+def view(tmp_path, monkeypatch):
+    """The view of a rank other than 0; the working folder has three files."""
+    for name in ("own", "journal", "disk/folder/deep"):
+        (tmp_path / name).mkdir(parents=True)
+    for name in ("a", "folder/a", "folder/deep/a"):
+        (tmp_path / "disk" / name).write_text("of the disk")
+    journal.make_file(str(tmp_path / "journal"))
+    monkeypatch.chdir(tmp_path / "disk")
+    return View(str(tmp_path / "own"), journal.Journal(str(tmp_path / "journal")))
+
+
+def check_places(view):
+    for name in NAMES:
+        place = view.known.find_place(name)
+        if place is None or (place != name and not os.path.lexists(place)):
+            continue  # both layers are searched
+        found = view.locate(view.find_key(name, follow=False))
+        assert (found is not None) == os.path.lexists(place), name
+        assert found is None or os.path.samefile(found, place), name
+
+
+def write(view, name):
+    with open(view.prepare_write(os.path.abspath(name), keep=True), "a") as file:
+        file.write("of the rank")
+
+
+def link_folder(view):
+    view.add_link("folder", os.path.abspath("link"))
+
+
+def replace_by_folder(view):
+    """What rank 0 does on the disk."""
+    os.remove("a")
+    os.mkdir("a")
+    open("a/inside", "w").close()
+
+
+CHANGES = {
+    "a changed file": [lambda view: write(view, "a")],
+    "a new file": [lambda view: write(view, "folder/deep/b"), lambda view: write(view, "b")],
+    "a moved file": [lambda view: view.move_file("a", "b")],
+    "a moved folder": [lambda view: view.move_file("folder", "moved")],
+    "a removed file": [lambda view: view.remove_file(os.path.abspath("folder/a"))],
+    "a removed folder, which is made again": [
+        lambda view: view.remove_tree(os.path.abspath("folder")),
+        lambda view: view.make_folder(os.path.abspath("folder")),
+        lambda view: write(view, "folder/a"),
+    ],
+    "a file in place of a folder": [
+        lambda view: view.remove_tree(os.path.abspath("folder/deep")),
+        lambda view: write(view, "folder/deep"),
+    ],
+    "a file that rank 0 has replaced by a folder": [lambda view: write(view, "a"), replace_by_folder],
+    "a link": [link_folder, lambda view: write(view, "folder/a")],
+    "a link in place of a folder": [
+        lambda view: view.move_file("folder", "moved"),
+        lambda view: view.add_link("moved", os.path.abspath("folder")),
+        lambda view: write(view, "moved/a"),
+    ],
+    "a file that rank 0 has saved": [
+        lambda view: write(view, "folder/a"),
+        lambda view: view.show_file(os.path.abspath("folder/a")),
+    ],
+    "a new file in a folder where another process may write": [
+        lambda view: view.make_folder(os.path.abspath("moved")),
+        lambda view: view.stop_caching(os.path.abspath("moved")),
+        lambda view: open(f"{view.root}{os.path.abspath('moved')}/a", "w").close(),
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+def test_places_of_the_cache_are_right_after(kind, view):
+    check_places(view)
+    for change in CHANGES[kind]:
+        change(view)
+        check_places(view)
+        check_places(view)  # now from the cache
+
+
+def test_an_unchanged_folder_is_known_to_equal_the_disk(view):
+    assert view.known.is_untouched("folder") and view.known.is_untouched(".")
+    write(view, "folder/deep/b")
+    assert not any(map(view.known.is_untouched, (".", "folder", "folder/deep")))
