@@ -42,8 +42,8 @@ def make_tensor(function: str, value: Any, dtype: Any = None) -> Any:
     try:
         return tf.convert_to_tensor(value, dtype)
     except (TypeError, ValueError) as error:
-        kind = TypeError if isinstance(error, TypeError) else ValueError
-        raise kind(
+        error_type = TypeError if isinstance(error, TypeError) else ValueError
+        raise error_type(
             f"{function}: expected a tensor or what can be made one; given {arguments.describe_value(value)}: {error}"
         ) from error
 

@@ -60,39 +60,39 @@ class TextVariable(Variable):
 
     def count_texts(self, start: int, stop: int) -> collections.Counter[str]:
         """The number of occurrences of each text in samples `start` to `stop`."""
-        found: collections.Counter[str] = collections.Counter()
+        text_counts: collections.Counter[str] = collections.Counter()
         for begin, end in self.split_slabs(start, stop, _SLAB_BYTES):
             texts, counts = np.unique(self._fetch(begin, end), return_counts=True)
-            found.update(dict(zip(texts.tolist(), counts.tolist(), strict=True)))
-            if len(found) > _MOST_TEXTS:
+            text_counts.update(dict(zip(texts.tolist(), counts.tolist(), strict=True)))
+            if len(text_counts) > _MOST_TEXTS:
                 raise ReaderError(
                     f"{self._path}: expected up to {_MOST_TEXTS} different texts in {self.name!r}, found more"
                 )
-        del found[""]  # empty texts are missing values
-        return found
+        del text_counts[""]  # empty texts are missing values
+        return text_counts
 
     def fill_array(self, target: np.ndarray, start: int, stop: int) -> None:
-        known = np.asarray(self._owner.categories[self.name], str)
+        known_texts = np.asarray(self._owner.categories[self.name], str)
         for begin, end in self.split_slabs(start, stop, _SLAB_BYTES):
             texts = self.order_samples(self._fetch(begin, end))
             piece = target[begin - start : end - start]
-            piece[...] = np.searchsorted(known, texts) if len(known) else 0
-            absent = texts == ""
-            if absent.any():
-                self.put_missing(piece, absent, begin, "a text")
+            piece[...] = np.searchsorted(known_texts, texts) if len(known_texts) else 0
+            is_missing = texts == ""
+            if is_missing.any():
+                self.put_missing(piece, is_missing, begin, "a text")
 
     def _fetch(self, begin: int, end: int) -> np.ndarray:
-        found: np.ndarray = self._owner.fetch(self._path, self, lambda variable: variable.read_samples(begin, end))
-        return found
+        samples: np.ndarray = self._owner.fetch(self._path, self, lambda variable: variable.read_samples(begin, end))
+        return samples
 
 
-def agree_on_texts(path: Path, name: str, found: Sequence[Mapping[str, int]], is_requested: bool) -> list[str]:
+def agree_on_texts(path: Path, name: str, counts_by_rank: Sequence[Mapping[str, int]], is_requested: bool) -> list[str]:
     """The sorted texts of a variable, from the counts of all ranks. Raises ReaderError if most texts are numbers and
     the user has not requested texts.
 
     `path`: a file with the variable, for the message.
     """
-    counts = number_like.add_counts(found)
+    counts = number_like.add_counts(counts_by_rank)
     if not is_requested and number_like.are_numbers(counts):
         number = min(number_like.find_numbers(counts))
         raise ReaderError(
