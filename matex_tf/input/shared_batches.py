@@ -94,8 +94,8 @@ class Source:
             return first, count, total, has_rows, digest, *self.take(ticket, first, count, total), *ticket
 
         slices = tickets.map_dataset(self.batches.tickets, work, **self._choose_map_options())
-        count = _BATCHES_AHEAD if self._elements_come_again else iteration.count_ahead(self.dataset)
-        slices = slices.prefetch(count) if count else slices
+        ahead_count = _BATCHES_AHEAD if self._elements_come_again else iteration.count_ahead(self.dataset)
+        slices = slices.prefetch(ahead_count) if ahead_count else slices
         if not any(map(pipelines.may_vary, slice_bounds.list_pipeline(self.dataset))):
             slices = slices.take(0).concatenate(slices)  # an unused iterator costs little: `_make_whole_batches`
         return slices.with_options(self._options)
