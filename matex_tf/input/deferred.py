@@ -59,7 +59,7 @@ def make_whole(dataset: Any, are_batches: bool, causes: Iterable[str] = ()) -> D
     return Deferred(
         tickets=dataset,
         compute=compute,
-        count_rows=lambda batch: [tf.shape(each, tf.int64)[0] for each, is_rows in zip(batch, are_rows) if is_rows],
+        count_rows=lambda batch: [tf.shape(tensor, tf.int64)[0] for tensor, is_rows in zip(batch, are_rows) if is_rows],
         spec=dataset.element_spec,
         are_rows=are_rows,
         is_work=False,

@@ -177,7 +177,7 @@ def digest_tensors(tensors: Tensors) -> Any:
     if not with_values:
         return tf.zeros([8], tf.uint8)
     # Few ops: TensorFlow prepares them again for each iterator.
-    digests = [tf.raw_ops.Fingerprint(data=tf.reshape(one, [1, -1]), method="farmhash64") for one in with_values]
+    digests = [tf.raw_ops.Fingerprint(data=tf.reshape(value, [1, -1]), method="farmhash64") for value in with_values]
     if len(digests) > 1:
         digests = [tf.raw_ops.Fingerprint(data=tf.concat(digests, 1), method="farmhash64")]
     return tf.reshape(digests[0], [8])
