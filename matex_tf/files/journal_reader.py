@@ -124,9 +124,8 @@ class Notes:
             return self._count[0]
         with real_files.use_real_files():  # the view calls this method before it answers
             try:
-                descriptor = os.open(
-                    self._path, os.O_RDONLY
-                )  # opening refreshes the attributes on a network file system
+                # Opening refreshes the attributes on a network file system.
+                descriptor = os.open(self._path, os.O_RDONLY)
             except FileNotFoundError:
                 return self._offset  # rank 0 has ended
             try:

@@ -415,9 +415,8 @@ def _match_pattern(pattern: str) -> list[str]:
     if not _WILD.search(pattern):
         return [pattern]
     folder_pattern, name_pattern = os.path.split(pattern)
-    name_pattern = re.sub(r"\\(.)", r"[\1]", name_pattern).replace(
-        "[^", "[!"
-    )  # from TensorFlow's syntax to that of `fnmatch`
+    # From TensorFlow's syntax to that of `fnmatch`.
+    name_pattern = re.sub(r"\\(.)", r"[\1]", name_pattern).replace("[^", "[!")
     paths = []
     for folder in _match_pattern(folder_pattern):
         try:

@@ -66,7 +66,7 @@ def list_waits(nodes: Sequence[Node], sums: Container[int]) -> dict[int, list[No
         count = max((counts.get(id(predecessor), 0) for predecessor in node.predecessors), default=0)
         makes_sum = any(id(value) in sums for value in node.outputs)
         if (node.has_rows or makes_sum) and count < limit:
-            # A wait for `last_maker` includes a wait for the first `counts[id(last_maker)]` makers, which run before it.
+            # A wait for `last_maker` includes a wait for the first `counts[id(last_maker)]` makers, which run before.
             last_maker = makers[limit - 1]
             waits[id(node)] = [*makers[max(count, counts[id(last_maker)]) : limit - 1], last_maker]
             count = limit

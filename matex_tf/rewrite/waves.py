@@ -102,9 +102,8 @@ def schedule(
             node.level = earliest[id(node)] if runs_early else latest_levels[id(node)]
             for value, need in zip(node.inputs, node.decision.needs):
                 note_use(value, need, node.level)
-            latest_of_controls = (
-                node.level - 1 if id(node) in publishing else node.level
-            )  # the latest level of the controls
+            # The latest level of the controls.
+            latest_of_controls = node.level - 1 if id(node) in publishing else node.level
             for control in node.controls:
                 if id(control) in latest_levels:
                     latest_levels[id(control)] = min(latest_levels[id(control)], latest_of_controls)
@@ -172,9 +171,8 @@ def _group_early(sums: Sequence[tuple[Exchange, int]]) -> dict[int, int]:
     for wave in waves:
         group += [exchange for exchange, first_wave in sums if first_wave == wave]
         if wave == waves[-1] or sum(byte_counts[id(exchange.value)] for exchange in group) >= min_bytes:
-            chosen_waves.update(
-                (id(exchange.value), min(wave, exchange.wave)) for exchange in group
-            )  # `exchange.wave`: the latest possible
+            # `exchange.wave`: the latest possible.
+            chosen_waves.update((id(exchange.value), min(wave, exchange.wave)) for exchange in group)
             group = []
     return chosen_waves
 

@@ -99,9 +99,8 @@ def _follow_table(takes: list[str], gives: list[str], mixes: Mixes, node: Node) 
             needs.append(node.bring_rows(index, placement))
         elif kind == "sizes":
             row_size, *other_sizes = node.read_sizes(index)
-            require(
-                len(other_sizes) == node.count_axes(sharded_index) - 1
-            )  # the sizes of Conv2DBackpropInput may lack the rows
+            # The sizes of Conv2DBackpropInput may lack the rows.
+            require(len(other_sizes) == node.count_axes(sharded_index) - 1)
             require(row_size.rows in (None, placement.rows) and all(size.rows is None for size in other_sizes))
             needs.append(find_need(node, index, (Size(placement.rows), *other_sizes)))
         else:

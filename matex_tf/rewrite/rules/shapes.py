@@ -150,9 +150,8 @@ def squeeze(node: Node) -> Decision:
 @register_rule("EnsureShape", linear=0)
 def ensure(node: Node) -> Decision:
     placement, required_shape = node.require_rows(), node.read_attribute("shape")
-    require(
-        required_shape.unknown_rank or required_shape.dim[placement.axis].size < 0
-    )  # a slice lacks the script's fixed length
+    # A slice lacks the script's fixed length.
+    require(required_shape.unknown_rank or required_shape.dim[placement.axis].size < 0)
     return node.decide([None], placement)
 
 

@@ -99,9 +99,8 @@ def find_broadcast_axes(node: Node) -> Decision:
     """
     first, second = node.read_sizes(0), node.read_sizes(1)
     axis_count = max(len(first), len(second))
-    padded_shapes = [
-        [Size(None, 1)] * (axis_count - len(sizes)) + list(sizes) for sizes in (first, second)
-    ]  # missing axes first
+    # Missing axes first.
+    padded_shapes = [[Size(None, 1)] * (axis_count - len(sizes)) + list(sizes) for sizes in (first, second)]
     may_be_equal = len(first) == len(second) and all(map(_may_be_equal, first, second))
     are_equal = may_be_equal and first == second and Size() not in first  # two unknown sizes may differ
 
