@@ -112,7 +112,7 @@ def _wrap_listing(list_disk: Callable[[Any, Any], Any], make_result: Callable[[A
     """Wrap a function that lists a folder.
 
     list_disk: `list_disk(original, path)` lists the disk, at once, so that the answer can be checked afterwards.
-    make_result: `make(path, names)` returns a result of the same type.
+    make_result: `make_result(path, names)` returns a result of the same type.
     """
 
     def wrap(original: Any) -> Any:

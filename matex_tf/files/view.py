@@ -65,26 +65,26 @@ class View(Layers):
         keys = (os.path.join(folder[len(self.root) :], name) for folder, name in entries)
         return set(filter(os.path.lexists, keys))
 
-    def adopt_disk(self, own: set[str], written: Container[str] = ()) -> None:
+    def adopt_disk(self, own_keys: set[str], written_keys: Container[str] = ()) -> None:
         """Give this rank's files the content of the disk, after a command on rank 0 has changed the disk.
 
-        A file in `own` gets the content on the disk, and is removed if the disk no longer has it. It stays in the upper
-        layer, because rank 0 may change or remove the real file next. A file that this rank has open keeps its content,
-        unless it is in `written`, the output files of the command.
+        A file in `own_keys` gets the content on the disk, and is removed if the disk no longer has it. It stays in the
+        upper layer, because rank 0 may change or remove the real file next. A file that this rank has open keeps its
+        content, unless it is in `written_keys`, the output files of the command.
 
-        `own`: the result of `list_own_on_disk` before the command.
+        `own_keys`: the result of `list_own_on_disk` before the command.
         """
         self.return_to_disk()
         # The script had removed these keys on all ranks; the command has created them.
         self.removed |= {key: False for key in self.removed if os.path.lexists(key)}
         open_paths = {path for _, path, _ in list_open_files("self")}
-        for key in own:
+        for key in own_keys:
             place = self.locate_upper(key)
             if not os.path.lexists(key):
                 self._hide_key(key)
                 continue
             are_files = os.path.isfile(key) and os.path.isfile(place)
-            may_replace = place not in open_paths or key in written
+            may_replace = place not in open_paths or key in written_keys
             if are_files and may_replace and not filecmp.cmp(key, place, shallow=False):
                 os.unlink(place)
                 shutil.copy2(key, place)

@@ -114,21 +114,20 @@ class Copy:
         known_length = None if tensor.shape.rank is None else tensor.shape.as_list()[placement.axis]
         # A block, such as one of two concatenated batches, has all rows of the batch, and `unit` entries for each row.
         # The rank takes its rows of each block.
-        block_start, parts = tf.constant(0, tf.int64), []
+        block_start, block_slices = tf.constant(0, tf.int64), []
         for index, block in enumerate(blocks):
             # The unit of a single block may be unknown before the graph runs.
             unit = length // batch_slice.total if len(blocks) == 1 else tf.constant(block, tf.int64)
-            first, count = block_start + unit * batch_slice.first, unit * batch_slice.count
-            if (
-                known_length is None
-            ):  # the axis may have one entry for all rows, which is taken once, with the first block
+            first_entry, count = block_start + unit * batch_slice.first, unit * batch_slice.count
+            # The axis may have one entry for all rows, which is taken once, with the first block.
+            if known_length is None:
                 is_single = tf.equal(length, 1)
-                first = tf.where(is_single, tf.zeros_like(first), first)
+                first_entry = tf.where(is_single, tf.zeros_like(first_entry), first_entry)
                 count = tf.where(is_single, tf.constant(int(index == 0), tf.int64), count)
-            start = tf.where(is_axis, first, tf.zeros_like(sizes))
-            parts.append(tf.slice(tensor, start, tf.where(is_axis, count, sizes)))
+            start = tf.where(is_axis, first_entry, tf.zeros_like(sizes))
+            block_slices.append(tf.slice(tensor, start, tf.where(is_axis, count, sizes)))
             block_start += unit * batch_slice.total
-        rows = parts[0] if len(parts) == 1 else tf.concat(parts, placement.axis)
+        rows = block_slices[0] if len(block_slices) == 1 else tf.concat(block_slices, placement.axis)
         if tensor.shape.rank is not None:
             rows.set_shape([None if axis == placement.axis else size for axis, size in enumerate(tensor.shape)])
         return rows

@@ -211,10 +211,10 @@ class Node:
             if shape is not None:
                 value.set_shape(shape)
 
-    def update_from(self, other: Node) -> None:
+    def update_from(self, new_node: Node) -> None:
         """Take over the inputs and the decision of a new node of the same op, and keep the own outputs."""
-        self.inputs, self.controls = other.inputs, other.controls
-        self.decision, self.bodies = other.decision, other.bodies
+        self.inputs, self.controls = new_node.inputs, new_node.controls
+        self.decision, self.bodies = new_node.decision, new_node.bodies
 
     def get_placement(self, index: int) -> Placement:
         return self.inputs[index].placement

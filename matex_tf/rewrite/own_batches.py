@@ -134,14 +134,14 @@ def take_own_rows(make_own_slice: Any, kind: str, handle: Any, outputs: Sequence
     return fill_rows(rows, own_rows), own_rows
 
 
-def fill_rows(rows: Sequence[Any], own: OwnRows) -> list[Any]:
+def fill_rows(rows: Sequence[Any], own_rows: OwnRows) -> list[Any]:
     """The components of this rank's rows, or one row of zeros if it has none."""
 
     def make_row() -> list[Any]:
-        shapes = [tf.concat([[tf.constant(1, tf.int64)], sizes], 0) for sizes in own.sizes]
+        shapes = [tf.concat([[tf.constant(1, tf.int64)], sizes], 0) for sizes in own_rows.sizes]
         return [tf.zeros(shape, component.dtype) for shape, component in zip(shapes, rows)]
 
-    return _cond(own.batch_slice.contributes, lambda: list(rows), make_row, rows)
+    return _cond(own_rows.batch_slice.contributes, lambda: list(rows), make_row, rows)
 
 
 def _cond(condition: Any, make_if_true: Any, make_if_false: Any, outputs: Sequence[Any]) -> list[Any]:

@@ -72,10 +72,17 @@ def align_labels(node: Node) -> Decision:
     If the labels are whole, a rank selects the labels of its rows. It also keeps labels of rows that do not exist, and
     all labels if they are out of order, so that the op raises the same error as in the script alone.
     """
-    logits, indices, values, lengths = node.placements
-    rows = logits.rows if logits.is_sharded else node.require_rows(3).rows
-    require(rows.is_contiguous and (logits.axis == 1 if logits.is_sharded else lengths.axis == 0))
-    are_selected = indices.is_sharded and indices.index_rows == rows and values.has_layout(indices)
+    logits_placement, indices_placement, values_placement, lengths_placement = node.placements
+    rows = logits_placement.rows if logits_placement.is_sharded else node.require_rows(3).rows
+    require(
+        rows.is_contiguous
+        and (logits_placement.axis == 1 if logits_placement.is_sharded else lengths_placement.axis == 0)
+    )
+    are_selected = (
+        indices_placement.is_sharded
+        and indices_placement.index_rows == rows
+        and values_placement.has_layout(indices_placement)
+    )
 
     def emit(copy: Any, logits: Any, indices: Any, values: Any, lengths: Any) -> list[Any]:
         row_count = tf.shape(logits, tf.int64)[1]

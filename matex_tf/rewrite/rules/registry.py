@@ -39,7 +39,7 @@ def register_rule(
     is_product: the ops are linear in each of their inputs.
     """
 
-    def add(rule: _Rule) -> _Rule:
+    def register(rule: _Rule) -> _Rule:
         def move_or_decide(node: Node) -> Decision | Expansion:
             moved_inputs = [] if moves is None else _select(node, moves)
             is_moved = any(node.get_placement(index).kind == SIZES for index in moved_inputs)
@@ -56,7 +56,7 @@ def register_rule(
                 _PRODUCTS.add(name)
         return rule
 
-    return add
+    return register
 
 
 def keep_sizes(node: Node) -> list[Placement | None]:

@@ -198,9 +198,9 @@ def tile(node: Node) -> Decision:
 @register_rule("Range")
 def count_up(node: Node) -> Decision:
     """`tf.range(rows)` numbers the rows of the script's batch: a rank begins with the index of its first row."""
-    start, limit, delta = (node.inputs[index].sizes for index in range(3))
-    rows = require_known(limit[0].rows if limit else None)
-    require(start == (Size(None, 0),) and delta == (Size(None, 1),) and rows.is_contiguous)
+    start_sizes, limit_sizes, delta_sizes = (node.inputs[index].sizes for index in range(3))
+    rows = require_known(limit_sizes[0].rows if limit_sizes else None)
+    require(start_sizes == (Size(None, 0),) and delta_sizes == (Size(None, 1),) and rows.is_contiguous)
 
     def emit(copy: Any, start: Any, limit: Any, delta: Any) -> list[Any]:
         return [tf.range(limit, dtype=limit.dtype) + tf.cast(copy.find_first(limit), limit.dtype)]
