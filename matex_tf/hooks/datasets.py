@@ -188,6 +188,18 @@ def _make_optional(spec: Any, value: Any) -> Any:
     return optional_ops._OptionalImpl(tf.raw_ops.OptionalFromValue(components=components), spec)
 
 
+@HOOKS.replace(_ITERATORS, "Iterator.make_initializer", _IF_HOOK_MISSING)
+def _wrap_make_initializer(original: Any) -> Any:
+    """Refuse own rows in an iterator of `tf.compat.v1.data.Iterator.from_structure`, which has no mark."""
+
+    def make_initializer(self, dataset, *args, **kwargs):
+        if shard_arrays.is_shard(dataset):
+            shard_arrays.refuse_dataset("initializes an iterator of tf.compat.v1")
+        return original(self, dataset, *args, **kwargs)
+
+    return make_initializer
+
+
 @HOOKS.replace("tensorflow.python.ops.gen_dataset_ops", "shuffle_dataset_v3", "tickets have an order of their own")
 def _wrap_shuffle(original: Any) -> Any:
     """Give the script's dataset and its tickets one seed generator. It counts iterations: each has another order."""

@@ -100,19 +100,23 @@ def _find_shard(array: Any) -> ShardArray | None:
 
 
 def mark_share(dataset: Any) -> Any:
-    """Mark a tf.data.Dataset as one of this rank's own rows; returns it.
-
-    Raises UnsupportedError in a tf.compat.v1 graph: runs of sessions would take its batches for those of all ranks.
-    """
-    from matex_tf.world import world
-
-    if world.is_active() and not tf.compat.v1.executing_eagerly_outside_functions():
-        raise errors.UnsupportedError(
-            "a dataset of each rank's own rows (matex_tf.shard, DataSet) is made in a tf.compat.v1 graph, where no run "
-            "can know that. Feed arrays of these rows, or give every rank all of the data"
-        )
+    """Mark a tf.data.Dataset as one of this rank's own rows; returns it. Raises UnsupportedError in a graph."""
+    if not tf.executing_eagerly():
+        refuse_dataset("is made within a function or a tf.compat.v1 graph")
     tags.set_tag(dataset, _SHARE, True)
     return dataset
+
+
+def refuse_dataset(use: str) -> None:
+    """Raises UnsupportedError, if ranks run, for a use of a dataset of own rows that is taken for one of all rows."""
+    from matex_tf.world import world
+
+    if world.is_active():
+        raise errors.UnsupportedError(
+            f"a dataset of each rank's own rows (matex_tf.shard, DataSet) {use}, where nothing tells that its rows are "
+            "not those of all ranks. Make it in eager code and loop over it, feed arrays of these rows, or give every "
+            "rank all of the data"
+        )
 
 
 def shard(x: Any, *, rank: int | None = None, size: int | None = None) -> Any:
