@@ -57,7 +57,7 @@ def compare_items(source: Any, name: str) -> Comparison:
     """
     me = world.get_world()
     items, has_drawn, seconds, failure = {}, False, 0.0, None
-    own_attribute = ""  # one that the making of the last item has changed
+    own_attribute = ""  # an attribute that the making of the second item has changed
     try:
         first_state = state_before = State(source)
         for number in FIRST if me.rank == 0 else reversed(FIRST):
@@ -66,11 +66,12 @@ def compare_items(source: Any, name: str) -> Comparison:
             seconds = time.perf_counter() - began
             state_after = State(source)
             has_drawn = state_before.is_drawn_from() or has_drawn
-            # Not changed by the first item, which may have opened a file.
+            # Only a change by the second item counts: the first may open a file and keep it.
             own_attribute = state_before.find_changed(state_after)
             state_before = state_after
         if (has_drawn or own_attribute) and me.rank > 0 and first_state.can_be_restored():
-            first_state.restore()  # and make the items in the script's order
+            # Rank 0 has made the items in the script's order. This brings generators and attributes to the same values.
+            first_state.restore()
             items = {number: source[number] for number in FIRST}
     except Exception as error:
         failure = error

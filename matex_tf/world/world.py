@@ -33,7 +33,8 @@ class World:
     communicators: dict[str, Any] = field(default_factory=dict)
     servers: int = 0  # the number of ranks that only serve: they own pieces of variables, and compute no rows
     life: Any = None  # with MATEX_ELASTIC, the communicator on which ranks agree about the survivors; otherwise None
-    is_several: bool = False  # whether the run began with several ranks, even if all others were lost
+    is_several: bool = False  # whether this process works as a rank, also as the only one: the others were lost, or
+    # the setting of a single process asks for it (`keeps_state`, MATEX_MICROBATCH)
     is_phantom: bool = False
     """Whether the other ranks do not exist, as when `matex plan` measures the computation of a rank."""
     has_lost: bool = False  # whether ranks were lost and the survivors have continued
@@ -103,15 +104,13 @@ def get_world() -> World:
 
 
 def is_active() -> bool:
-    """Whether this process is one of several ranks that train together."""
+    """Whether this process works as a rank, even if it is the only one."""
     return get_world().is_several
 
 
 def keeps_state() -> bool:
-    """Whether the state of this run is saved. A single rank then works like one of several.
-
-    Without a launcher, no other code reads the settings, and they may be invalid.
-    """
+    """Whether the state of this run is saved. A single rank then works like one of several."""
+    # The variable first: without a launcher the settings may be invalid, and reading them would end the script.
     return settings.PREFIX + "STATE" in os.environ and bool(settings.get_settings().state)
 
 
@@ -252,7 +251,8 @@ def revoke_communicators() -> None:
 
 
 def agree_on_success(is_done: bool, condition: bool) -> tuple[bool, bool]:
-    """Whether `is_done` on all ranks and none was lost, and whether `condition` on all ranks. Collective.
+    """Two answers: whether every rank is done and none was lost, and whether `condition` is true on every rank.
+    Collective.
 
     Every rank gets the same answer, even if a rank is lost meanwhile.
     """

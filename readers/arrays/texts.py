@@ -1,6 +1,7 @@
 """Text variables of array files (NetCDF, HDF5 or Zarr).
 
-Values become integers: indices into the sorted list of all texts of all ranks, as for CSV.
+Values become integers: indices into the sorted list of all texts. There are two passes: each rank counts the texts of
+its part (`count_texts`), and all counts make the sorted list (`agree_on_texts`); then each rank writes indices into it.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ _PADDING = "\0 "  # texts of fixed length end with zeros or spaces
 class TextVariable(Variable):
     """A variable of texts. An empty text is a missing value.
 
-    `Variable` reads samples, the entries along one axis, in slabs: ranges of samples that the owner, the `Stack` of all
-    files, fetches from the file by one call.
+    A sample is an entry along one axis. `Variable` reads samples in slabs, which are ranges of samples. The owner, the
+    `Stack` of all files, fetches a slab by one call of the file's library.
 
     Args:
         read: `read(index)` returns the texts at the index of `make_index`.
