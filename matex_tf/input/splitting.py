@@ -93,7 +93,7 @@ def _cache(dataset: Any, inner: Deferred, are_batches: bool) -> Deferred:
         # digest tells tickets apart that have the same number: if a pass ends before the cache is full, the next pass
         # may number other tickets.
         rows = [] if batch_slice is None else [batch_slice.first, batch_slice.count]
-        key = [*rows, tf.bitcast(digest_ticket(inner.tickets.element_spec, ticket), tf.int64)]
+        key = [*rows, tf.bitcast(digest_ticket(ticket, inner.windows), tf.int64)]
         return memory.recall(number, key, lambda: inner.compute(ticket, batch_slice))
 
     return inner._replace(
@@ -101,16 +101,17 @@ def _cache(dataset: Any, inner: Deferred, are_batches: bool) -> Deferred:
         compute=compute,
         count_rows=lambda ticket: inner.count_rows(ticket[1:]),
         passed=[None if index is None else index + 1 for index in inner.passed],  # + 1: the number comes first
+        windows={index + 1: spec for index, spec in inner.windows.items()},
     )
 
 
 def _zip(dataset: Any, zipped: Sequence[Deferred]) -> Deferred:
     """A `zip`: its ticket joins the tickets of the zipped datasets."""
     tickets, split = zip_tickets([each.tickets for each in zipped])
-    # `passed` (the ticket's tensors that an element repeats) and `pads` (the element's padded tensors) of each zipped
-    # dataset count its own tensors from 0. They become indices in the joined ticket and the joined element. For tickets
-    # of 2 and 1 tensors `indices` is [[0, 1], [2]]. For elements of 3 and 1 tensors `starts` begins with 0 and 3, the
-    # indices of each dataset's first tensor.
+    # `passed` (the ticket's tensors that an element repeats), `windows` and `pads` (the element's padded tensors) of
+    # each zipped dataset count its own tensors from 0. They become indices in the joined ticket and the joined element.
+    # For tickets of 2 and 1 tensors `indices` is [[0, 1], [2]]. For elements of 3 and 1 tensors `starts` begins with 0
+    # and 3, the indices of each dataset's first tensor.
     indices = split(list(range(len(flatten_specs(tickets.element_spec)))))
     starts = itertools.accumulate((len(each.are_rows) for each in zipped), initial=0)
 
@@ -125,6 +126,7 @@ def _zip(dataset: Any, zipped: Sequence[Deferred]) -> Deferred:
         are_rows=join(each.are_rows for each in zipped),
         is_work=any(each.is_work for each in zipped),
         passed=[None if at is None else own[at] for each, own in zip(zipped, indices) for at in each.passed],
+        windows={own[at]: spec for each, own in zip(zipped, indices) for at, spec in each.windows.items()},
         pads={start + index: value for each, start in zip(zipped, starts) for index, value in each.pads.items()},
         causes=tuple(join(each.causes for each in zipped)),
         files=tuple(join(each.files for each in zipped)),
