@@ -3,7 +3,9 @@
 One process makes the slices of all ranks, one after the other.
 """
 
+import itertools
 import statistics
+import threading
 import time
 
 import keras
@@ -264,6 +266,28 @@ def test_other_rows_of_a_padded_batch_have_another_digest(name):
         return batches.find_shared_batches(source.iterate(tf.data.Dataset.__iter__)).take().ticket_digest
 
     assert digest(0) == digest(0) != digest(5)
+
+
+def test_python_in_a_parallel_map_of_batches_is_called_in_order():
+    """It takes nothing of the batch, so results would depend on the order of calls, and differ between ranks."""
+    begun, second_begins = itertools.count(), threading.Event()
+
+    def number():
+        mine = next(begun)
+        if mine == 1:
+            second_begins.set()
+        if mine == 0 and second_begins.wait(1):
+            time.sleep(0.1)  # the second call, which runs at the same time, ends first
+        ended.append(mine)
+        return np.int64(mine)
+
+    ended, options = [], tf.data.Options()
+    options.threading.private_threadpool_size = 4
+    rows = tf.data.Dataset.range(16).map(tf.square).batch(2)
+    dataset = rows.map(lambda row: (row, tf.numpy_function(number, [], tf.int64)), 4).with_options(options)
+    source = shared_batches.find_source(dataset)
+    assert [int(at) for _, at in source.iterate(tf.data.Dataset.__iter__)] == list(range(8))
+    assert ended == list(range(8))
 
 
 def measure_core_seconds(function):
