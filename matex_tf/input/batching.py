@@ -145,6 +145,7 @@ def _batch_windows(dataset: Any, inner: Deferred, is_padded: bool) -> Deferred:
         compute=compute,
         count_rows=count_rows,
         are_rows=[True] * len(flatten_specs(dataset.element_spec)),
+        windows=dict(enumerate(tf.nest.flatten(tickets.element_spec))),
         pads=_find_pads(dataset) if is_padded else {},
     )
 

@@ -81,7 +81,7 @@ def map_elements(dataset: Any, inner: Deferred, are_batches: bool) -> Deferred:
     for output_index, index in enumerate(split.passed):
         if index is not None and index < input_count and split.back_takes[index] in inner.pads:
             pads[output_index] = inner.pads[split.back_takes[index]]
-    front_options = _choose_options(dataset, split)
+    front_options = {} if are_batches else _choose_options(dataset, split)
     return inner._replace(
         tickets=inner.tickets if split.front is None else map_dataset(inner.tickets, run_front, **front_options),
         compute=compute,
@@ -119,7 +119,11 @@ def _find_row_map(split: Split, inner: Deferred) -> RowMap | str:
 
 
 def _choose_options(dataset: Any, split: Split) -> dict[str, Any]:
-    """The options of the map that runs the front: Python code runs in parallel if it does in the script."""
+    """The options of the map of rows that runs the front: Python code runs in parallel if it does in the script.
+
+    The front of a map of batches takes nothing of the batch, so its Python draws or counts. It runs in order, as calls
+    at the same time would give each rank other results.
+    """
     if PYTHON.isdisjoint(split.ordered) or getattr(dataset, "_num_parallel_calls", None) is None:
         return {}
     is_deterministic = {"true": True, "false": False}.get(dataset._deterministic)

@@ -85,12 +85,11 @@ class Source:
 
     def _make_slices(self) -> Any:
         """The dataset of this rank's slices, with the elements that `Batch` takes."""
-        spec = self.batches.tickets.element_spec
 
         def work(ticket: tickets.Tensors) -> Any:
             counts = self.batches.count_rows(ticket)
             first, count, total, has_rows = deal_rows.deal_rows(tf.stack(counts), self._deal_variable)
-            digest = tf.bitcast(tickets.digest_ticket(spec, ticket), tf.int64)
+            digest = tf.bitcast(tickets.digest_ticket(ticket, self.batches.windows), tf.int64)
             return first, count, total, has_rows, digest, *self.take(ticket, first, count, total), *ticket
 
         slices = tickets.map_dataset(self.batches.tickets, work, **self._choose_map_options())

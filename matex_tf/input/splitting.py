@@ -96,7 +96,7 @@ def _cache(dataset: Any, inner: Deferred, are_batches: bool) -> Deferred:
         # digest tells tickets apart that have the same number: if a pass ends before the cache is full, the next pass
         # may number other tickets.
         rows = [] if batch_slice is None else [batch_slice.first, batch_slice.count]
-        key = [*rows, tf.bitcast(digest_ticket(inner.tickets.element_spec, ticket), tf.int64)]
+        key = [*rows, tf.bitcast(digest_ticket(ticket, inner.windows), tf.int64)]
         return memory.recall(number, key, lambda: inner.compute(ticket, batch_slice))
 
     return inner._replace(
@@ -104,16 +104,17 @@ def _cache(dataset: Any, inner: Deferred, are_batches: bool) -> Deferred:
         compute=compute,
         count_rows=lambda ticket: inner.count_rows(ticket[1:]),
         passed=[None if index is None else index + 1 for index in inner.passed],  # + 1: the number comes first
+        windows={index + 1: spec for index, spec in inner.windows.items()},
     )
 
 
 def _zip(dataset: Any, zipped: Sequence[Deferred]) -> Deferred:
     """A `zip`: its ticket joins the tickets of the zipped datasets."""
     tickets, split = zip_tickets([deferred.tickets for deferred in zipped])
-    # `passed` (the ticket's tensors that an element repeats) and `pads` (the element's padded tensors) of each zipped
-    # dataset count its own tensors from 0. They become indices in the joined ticket and the joined element. For tickets
-    # of 2 and 1 tensors `indices` is [[0, 1], [2]]. For elements of 3 and 1 tensors `starts` begins with 0 and 3, the
-    # indices of each dataset's first tensor.
+    # `passed` (the ticket's tensors that an element repeats), `windows` and `pads` (the element's padded tensors) of
+    # each zipped dataset count its own tensors from 0. They become indices in the joined ticket and the joined element.
+    # For tickets of 2 and 1 tensors `indices` is [[0, 1], [2]]. For elements of 3 and 1 tensors `starts` begins with 0
+    # and 3, the indices of each dataset's first tensor.
     indices = split(list(range(len(flatten_specs(tickets.element_spec)))))
     starts = itertools.accumulate((len(deferred.are_rows) for deferred in zipped), initial=0)
 
@@ -132,6 +133,11 @@ def _zip(dataset: Any, zipped: Sequence[Deferred]) -> Deferred:
             for deferred, part in zip(zipped, indices)
             for position in deferred.passed
         ],
+        windows={
+            part[position]: spec
+            for deferred, part in zip(zipped, indices)
+            for position, spec in deferred.windows.items()
+        },
         pads={
             start + index: value for deferred, start in zip(zipped, starts) for index, value in deferred.pads.items()
         },
