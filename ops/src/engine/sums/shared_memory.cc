@@ -73,7 +73,8 @@ int SharedMemory::Exchange(Type type, int64_t theirs, int64_t mine, const Produc
 // The memory of a rank is a ring of `slots` blocks: block number n, counted from the first sum of the process, is in
 // slot n % slots. A rank writes block n only after both ranks have read block n - slots. The two numbers of `See` are
 // read one after the other: the other rank may have read blocks that it had not yet written at the first look.
-// Both ranks write and read equally many blocks, so that their numbers stay equal; a shorter share ends with empty ones.
+// Both ranks write and read equally many blocks, so that their numbers stay equal; a shorter share ends with empty
+// blocks.
 int SharedMemory::PassBlocks(Type type, int64_t writes, int64_t reads, const Produce& produce, const Consume& consume) {
   const int64_t slots = kBuffers * chunk_bytes_ / kBlockBytes;
   const int64_t block = kBlockBytes / static_cast<int64_t>(SizeOf(type));  // elements

@@ -221,9 +221,10 @@ int ExchangeShares(const Shares& shares, const void* const* inputs, void* const*
 
 }  // namespace
 
-// The shares of more than two ranks pass through shared memory in chunks. Each chunk contains equally many elements of each share, so that all
-// ranks sum equally many after each meeting. With three ranks, shares of 5, 5, 5 and 2 elements and room for 12 elements
-// in a chunk, the first chunk has elements 0-2 of three shares and 0-1 of the last, the second chunk 3-4 of three.
+// The shares of more than two ranks pass through shared memory in chunks. Each chunk contains equally many elements of
+// each share, so that all ranks sum equally many after each meeting. With three ranks, shares of 5, 5, 5 and 2 elements
+// and room for 12 elements in a chunk, the first chunk has elements 0-2 of three shares and 0-1 of the last, the second
+// chunk elements 3-4 of three shares.
 int RunShares(const Shares& shares, const void* const* inputs, void* const* outputs, double weight,
               SharedMemory* memory) {
   if (memory->size() == 2) return ExchangeShares(shares, inputs, outputs, weight, memory);
