@@ -1,7 +1,8 @@
 // A transfer, one sum over ranks, is made in one of three forms. RunTransfer with a buffer scales gradients (by this
 // rank's weight) into the buffer, where the caller's function sums them. RunTransfer with shared memory scales them
 // into this memory and sums them from there. RunShares does the same if each rank needs only some sums, because it
-// updates only its pieces of the variables. GatherTransfer then gives the updated pieces to all ranks.
+// updates only its pieces of the variables; of two ranks, each scales only what the other needs into this memory.
+// GatherTransfer then gives the updated pieces to all ranks.
 #include "engine/update/transfer.h"
 
 #include <algorithm>
@@ -221,9 +222,10 @@ int ExchangeShares(const Shares& shares, const void* const* inputs, void* const*
 
 }  // namespace
 
-// The shares of more than two ranks pass through shared memory in chunks. Each chunk contains equally many elements of each share, so that all
-// ranks sum equally many after each meeting. With three ranks, shares of 5, 5, 5 and 2 elements and room for 12 elements
-// in a chunk, the first chunk has elements 0-2 of three shares and 0-1 of the last, the second chunk 3-4 of three.
+// The shares of more than two ranks pass through shared memory in chunks. Each chunk contains equally many elements of
+// each share, so that all ranks sum equally many after each meeting. With three ranks, shares of 5, 5, 5 and 2 elements
+// and room for 12 elements in a chunk, the first chunk has elements 0-2 of three shares and 0-1 of the last, the second
+// chunk 3-4 of three.
 int RunShares(const Shares& shares, const void* const* inputs, void* const* outputs, double weight,
               SharedMemory* memory) {
   if (memory->size() == 2) return ExchangeShares(shares, inputs, outputs, weight, memory);
