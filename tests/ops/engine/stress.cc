@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <numeric>
@@ -120,9 +121,12 @@ double Get(Type type, const char* data, int64_t i) {
   return 0;
 }
 
-std::vector<char> Filled(Type type, int64_t count, int number) {
+std::vector<char> Filled(Type type, int64_t count, int number, double weight = 1) {
   std::vector<char> data(count * SizeOf(type));
-  for (int64_t i = 0; i < count; ++i) Put(type, data.data(), i, Value(my_rank, number, i));
+  for (int64_t i = 0; i < count; ++i) {
+    const double value = weight == 0 ? std::numeric_limits<double>::quiet_NaN() : Value(my_rank, number, i);
+    Put(type, data.data(), i, value);
+  }
   return data;
 }
 
@@ -155,11 +159,11 @@ std::vector<double> DrawWeights(Random& random) {
   return weights;
 }
 
-// The gradients of one update on this rank, reduced in place or not.
+// The gradients of one update on this rank, reduced in place or not. Those of weight 0 are NaN, which no sum may show.
 struct Gradients {
   Gradients(const std::vector<Entry>& of, std::vector<double> by, bool in_place) : entries(of), weights(std::move(by)) {
     for (size_t i = 0; i < entries.size(); ++i) {
-      inputs.push_back(Filled(entries[i].type, entries[i].count(), static_cast<int>(i)));
+      inputs.push_back(Filled(entries[i].type, entries[i].count(), static_cast<int>(i), weights[my_rank]));
       outputs.emplace_back(in_place ? 0 : inputs.back().size());
     }
     for (size_t i = 0; i < entries.size(); ++i) {
@@ -589,17 +593,20 @@ int Choice(const std::string& word, const std::vector<std::string>& words) {
   return static_cast<int>(found - words.begin());
 }
 
-// Gradients larger than the memory that ranks share, on ranks that arrive at different times.
+// Gradients larger than the memory that ranks share, on ranks that arrive at different times. Of some, each rank needs
+// only the sums of its piece, which may be much longer than those of others.
 void RunLarge(Random& random, Random& own) {
   const World& world = TheWorld();
   for (int update = 0; update < 4; ++update) {
-    const Layout layout({{"large", static_cast<Type>(Draw(random, 2)), {700'000}}}, 1 << 30, world.fuse_bytes,
-                        world.compression);
+    const std::vector<Entry> entries{{"large", static_cast<Type>(Draw(random, 2)), {700'000}}};
+    const Layout layout(entries, 1 << 30, world.fuse_bytes, world.compression, false, false,
+                        update % 2 ? Cuts{DrawCuts(700'000, random)} : Cuts());
+    const auto scatter = layout.cuts().empty() ? nullptr : std::make_unique<Scatter>(layout, ranks);
     Gradients gradients(layout.entries(), DrawWeights(random), Draw(random, 2) == 0);
     if (Draw(own, 2)) usleep(20'000);
     Check(ReduceInline(layout, gradients.from.data(), gradients.to.data(), gradients.weights[my_rank], step,
-                       [] { return std::string("a large update"); }));
-    gradients.CheckSum(0);
+                       [] { return std::string("a large update"); }, scatter.get()));
+    CheckOwn(layout, gradients, 0);
   }
 }
 

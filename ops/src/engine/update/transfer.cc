@@ -1,7 +1,8 @@
 // A transfer, one sum over ranks, is made in one of three forms. RunTransfer with a buffer scales gradients (by this
 // rank's weight) into the buffer, where the caller's function sums them. RunTransfer with shared memory scales them
 // into this memory and sums them from there. RunShares does the same if each rank needs only some sums, because it
-// updates only its pieces of the variables. GatherTransfer then gives the updated pieces to all ranks.
+// updates only its pieces of the variables; of two ranks, each scales only what the other needs into this memory.
+// GatherTransfer then gives the updated pieces to all ranks.
 #include "engine/update/transfer.h"
 
 #include <algorithm>
