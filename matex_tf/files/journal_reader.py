@@ -223,11 +223,12 @@ class Notes:
             number, key, copy, inode = json.loads(line)
             notes = self._notes.setdefault(key, [])
             # A moved file may be moved again or changed. Then the new note, with an inode or NOT_MOVED, has the number
-            # of the note of the first move, and replaces it. Other notes are appended: `index` is the end of the list.
+            # of the note of the first move, and comes before it: the older one holds if the later move has failed.
+            # Other notes are appended: `index` is the end of the list.
             moved = (index for index, note in enumerate(notes) if note.inode and inode and note.number == number)
             index = next(moved, len(notes))
             order = notes[index].order if index < len(notes) else self._line_count
-            notes[index : index + 1] = [_Note(order, number, copy, max(inode, 0), until)]
+            notes.insert(index, _Note(order, number, copy, max(inode, 0), until))
             self._line_count += 1
 
 
