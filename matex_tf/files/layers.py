@@ -88,7 +88,10 @@ class Layers:
         return (path[len(self.root) :] or os.sep) if is_upper else path
 
     def _follow_links(self, path: str) -> str:
-        """`os.path.realpath` of an absolute path through the links as this rank sees them."""
+        """`os.path.realpath` of an absolute path through the links as this rank sees them.
+
+        Raises OSError for a loop of links: in the upper layer it would lead to the disk.
+        """
         if not self.has_links and not self.notes.has_news():
             return os.path.realpath(path)  # all links are on the disk
         found, names, count = os.sep, path.split(os.sep)[::-1], 0
@@ -99,9 +102,11 @@ class Layers:
                 continue
             entry = os.path.join(found, name)
             place = self.locate_real(entry)
-            if not os.path.islink(place) or count == _MAX_LINKS:
+            if not os.path.islink(place):
                 found = entry
                 continue
+            if count == _MAX_LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
             target, count = os.readlink(place), count + 1
             found = os.sep if os.path.isabs(target) else found
             names += target.split(os.sep)[::-1]
@@ -214,8 +219,11 @@ class Layers:
         if not self.is_folder(key):
             return os.listdir(self.locate_real(key))  # raises the appropriate error
         names = []
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # in the upper layer only, or removed by now
+        try:
             names = os.listdir(key)
+        except OSError as error:  # in the upper layer only, or rank 0 has removed or replaced it
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+                raise
         names += self.notes.list_before(key)  # after the disk: removed entries, which it lacks, have notes by now
         names = [name for name in dict.fromkeys(names) if self.exists(os.path.join(key, name))]
         if os.path.isdir(self.locate_upper(key)):
