@@ -125,8 +125,8 @@ class Layers:
 
     def is_hidden(self, key: str) -> bool:
         """Whether this rank has removed `key` or a parent folder, and rank 0 has not saved `key` for all since."""
-        # The innermost path decides.
-        return next((self.removed[path] for path in journal_reader.list_parents(key) if path in self.removed), False)
+        states = map(self.removed.get, journal_reader.list_parents(key))
+        return next((is_hidden for is_hidden in states if is_hidden is not None), False)  # the innermost path decides
 
     def _is_in_own_file(self, key: str) -> bool:
         """Whether a parent of `key` is a file of this rank. Rank 0 may have replaced its file by a folder or a link."""
