@@ -120,7 +120,7 @@ def _save_once(write: Callable[[str], Any], path: str, saved: str, name: str) ->
         name: the name of the function that saves.
     """
     if _is_measured():
-        place = find_real_path(path, "w")
+        place = find_real_path(path, "w", creates_more_files=True)
         with real_files.use_real_files():
             return write(place)
     if not _is_called_by_all():
