@@ -255,6 +255,6 @@ def list_open_files(process: str) -> Iterator[tuple[str, str, tuple[int, int]]]:
     with contextlib.suppress(OSError):
         for descriptor in [*os.listdir(f"/proc/{process}/fd"), "../cwd"]:
             place = f"/proc/{process}/fd/{descriptor}"
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError):
                 state = os.stat(place)
                 yield descriptor, os.readlink(place), (state.st_dev, state.st_ino)
