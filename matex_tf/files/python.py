@@ -135,7 +135,9 @@ def _wrap_temporary(original: Any) -> Any:
         with real_files.use_real_files():
             view = overlay.get_own_view()
             # A link of this rank may lead elsewhere on the disk.
-            if key is None or (view.is_folder_of_disk(key) and os.path.realpath(os.fsdecode(folder)) == key):
+            if key is None or (
+                view.is_folder_of_disk(key) and os.path.realpath(os.fsdecode(folder or os.curdir)) == key
+            ):
                 result = original(*args, **kwargs)
                 view.exclude_path(os.fsdecode(result[1] if isinstance(result, tuple) else result))
                 return result
