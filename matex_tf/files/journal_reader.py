@@ -75,7 +75,7 @@ def lock_method(method: Callable[..., Any]) -> Callable[..., Any]:
 class Notes:
     """The notes in `folder`, read incrementally.
 
-    on_new_notes: called when there are new notes.
+    on_change: called when there are new notes, and when notes are dropped.
     completed_by_parent: in a child process of a rank, the rank's number of completed collectives at its start.
     _count: `_count[0]` is the number of bytes in the file, in mapped memory; None if the ranks have several hosts.
     _notes: the notes that hold for this rank, by path.
@@ -93,7 +93,7 @@ class Notes:
         self._seen = self._offset = HEAD
         self._line_count = 0
         self._number = self._quiet_at = -1
-        self.on_new_notes: Callable[[], None] = lambda: None
+        self.on_change: Callable[[], None] = lambda: None
         self._renew_lock()
         self.completed_by_parent = 0
         os.register_at_fork(before=self._keep_number, after_in_child=self._renew_lock)
@@ -200,12 +200,13 @@ class Notes:
         if version != self._seen:
             self._read_lines()
             self._seen, self._number = version, -1
-            self.on_new_notes()
+            self.on_change()
         number = self.count_completed() if self._notes else 0
         if self._notes and number != self._number:
             recent = {key: [note for note in notes if note.number >= number] for key, notes in self._notes.items()}
             self._notes = {key: notes for key, notes in recent.items() if notes}
             self._number = number
+            self.on_change()
         self._quiet_at = -1 if self._notes else version
 
     def _read_lines(self) -> None:

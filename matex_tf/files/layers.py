@@ -57,7 +57,7 @@ class Layers:
             self._excluded.add(os.path.realpath(settings.get_settings().log_dir))
         os.makedirs(folder, exist_ok=True)
         self.known = known_places.KnownPlaces(folder, self._read_folder)
-        notes.on_new_notes = self.known.forget
+        notes.on_change = self.known.forget
         self._uncached: set[str] = set()
 
     @property

@@ -7,8 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from matex_tf.files import journal
+from matex_tf.files import journal, journal_reader
 from matex_tf.files.view import View
+from matex_tf.world import world
 
 NAMES = [
     "a",
@@ -145,3 +146,19 @@ def test_a_moved_link_is_not_followed(view, monkeypatch):
     view.add_link(os.path.abspath("folder"), os.path.abspath("link"))
     view.move_file("link", "moved")
     assert os.path.islink(view.locate(os.path.abspath("moved")))
+
+
+def test_a_link_that_rank_0_has_replaced_leads_to_its_new_folder_after_the_next_collective(view, monkeypatch):
+    number = 0
+    monkeypatch.setattr(journal_reader, "count_collectives", lambda: number)
+    monkeypatch.setattr(world, "is_active", lambda: True)
+    os.symlink("folder", "link")
+    write(view, "folder/a")
+    journal.Journal(view.notes.folder).write_note(os.path.abspath("link"), removed=True)
+    os.remove("link")
+    os.mkdir("other")
+    os.symlink("other", "link")
+    assert view.known.find_place("link/a") == view.locate_upper(os.path.abspath("folder/a"))
+    number = 1
+    assert not view.notes.has_news()
+    assert view.known.find_place("link/a") == "link/a"
