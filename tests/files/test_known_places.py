@@ -158,7 +158,8 @@ def test_a_link_that_rank_0_has_replaced_leads_to_its_new_folder_after_the_next_
     os.remove("link")
     os.mkdir("other")
     os.symlink("other", "link")
-    assert view.known.find_place("link/a") == view.locate_upper(os.path.abspath("folder/a"))
+    for _ in range(2):  # the second answer comes from the cache
+        assert view.known.find_place("link/a") == view.locate_upper(os.path.abspath("folder/a"))
     number = 1
     assert not view.notes.has_news()
     assert view.known.find_place("link/a") == "link/a"
