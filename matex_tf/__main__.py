@@ -51,8 +51,8 @@ def _keep_exit_code() -> Iterator[None]:
     try:
         yield
         exit_codes.remember_exit_code(None)  # no SystemExit has ended the script
-    except SystemExit as end:
-        exit_codes.remember_exit_code(end.code)
+    except SystemExit as exit_request:
+        exit_codes.remember_exit_code(exit_request.code)
         raise
 
 

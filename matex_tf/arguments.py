@@ -76,15 +76,15 @@ def check_words(where: str, name: str, value: Any) -> list[str]:
     """
     expected = f"{where}: expected {name} to be a list of texts, numbers or paths"
     if isinstance(value, str):
-        words = ", ".join(map(repr, value.split())) if value.isprintable() else "..."
-        raise TypeError(f"{expected}; given the text {describe_value(value)}. As a list it is [{words}]")
+        items_text = ", ".join(map(repr, value.split())) if value.isprintable() else "..."
+        raise TypeError(f"{expected}; given the text {describe_value(value)}. As a list it is [{items_text}]")
     if not isinstance(value, Sequence) or isinstance(value, (bytes, bytearray)):
         raise TypeError(f"{expected}; given {describe_value(value)}")
-    for word in value:
-        is_number = hasattr(word, "__float__") and not hasattr(word, "__len__")
-        if not (isinstance(word, (str, os.PathLike)) or is_number):
-            raise TypeError(f"{expected}; among them is {describe_value(word)}")
-    return [os.fspath(word) if isinstance(word, os.PathLike) else str(word) for word in value]
+    for item in value:
+        is_number = hasattr(item, "__float__") and not hasattr(item, "__len__")
+        if not (isinstance(item, (str, os.PathLike)) or is_number):
+            raise TypeError(f"{expected}; among them is {describe_value(item)}")
+    return [os.fspath(item) if isinstance(item, os.PathLike) else str(item) for item in value]
 
 
 def check_flag(where: str, name: str, value: Any) -> bool:
@@ -94,17 +94,17 @@ def check_flag(where: str, name: str, value: Any) -> bool:
     return bool(value)
 
 
-def find_similar(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """Return the `known` name of which `name` is probably a misspelling; "" if there is none.
+def find_similar(name: str, known_names: Iterable[str], cutoff: float = 0.6) -> str:
+    """Return the one of `known_names` of which `name` is probably a misspelling; "" if there is none.
 
     cutoff: the least similarity, from 0 to 1 (`difflib.get_close_matches`).
     """
-    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)), "")
+    return next(iter(difflib.get_close_matches(name, list(known_names), n=1, cutoff=cutoff)), "")
 
 
-def describe_unknown(what: str, name: str, known: Iterable[str]) -> str:
-    """Return the message for a `name` that is not among the `known` names of a `what`, such as "setting"."""
-    known = list(known)
-    similar = find_similar(name, known)
+def describe_unknown(kind: str, name: str, known_names: Iterable[str]) -> str:
+    """Return the message for a `name` that is not among the `known_names` of a `kind`, such as "setting"."""
+    known_names = list(known_names)
+    similar = find_similar(name, known_names)
     hint = f"did you mean {similar}? " if similar else ""
-    return f"there is no {what} {name}; {hint}They are {', '.join(known)}"
+    return f"there is no {kind} {name}; {hint}They are {', '.join(known_names)}"

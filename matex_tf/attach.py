@@ -66,34 +66,34 @@ def _attach() -> None:
             return
     except (errors.RankError, errors.SettingError) as error:
         _end_for_error(error, task)
-    me = world.get_world()
-    _prepare_process(me)
-    _start_engine(me)
+    own_world = world.get_world()
+    _prepare_process(own_world)
+    _start_engine(own_world)
     _apply_common_settings()
     run = _open_run()
     _start_recorders()
     _install_hooks(run)
     _record_first_steps()
-    _log_trial(me.rank)
+    _log_trial(own_world.rank)
     _measure_for_plan()
 
 
-def _prepare_process(me: world.World) -> None:
+def _prepare_process(own_world: world.World) -> None:
     """Install the handlers of ends and errors, and set cores and threads, before this rank imports TensorFlow."""
-    if not me.is_phantom:  # a phantom has no other ranks, with which it would end
+    if not own_world.is_phantom:  # a phantom has no other ranks, with which it would end
         shutdown.register_end()
         excepthook.attach_hooks()
         # If the script reads a variable of the launcher that was removed, a note names the function to call instead.
         launcher_variables.when_read.append(notes.print_note)
     if "tensorflow" in sys.modules:
         _refuse_late_import()
-    placement.apply_placement(me.local_rank, me.local_size)
-    if me.rank > 0:
+    placement.apply_placement(own_world.local_rank, own_world.local_size)
+    if own_world.rank > 0:
         # Messages of TensorFlow's C++ code would repeat those of rank 0.
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
 
 
-def _start_engine(me: world.World) -> None:
+def _start_engine(own_world: world.World) -> None:
     """Start the engine (the compiled code that makes collectives) and the watchdog, which reports waits. Collective.
 
     Before, enable the attempts of elastic runs, which repeat work that a lost rank has interrupted.
@@ -104,7 +104,7 @@ def _start_engine(me: world.World) -> None:
 
     elastic.enable_attempts()  # before the first collective that is repeated after a loss
     elastic_step.attempt_steps()
-    if not me.is_phantom:
+    if not own_world.is_phantom:
         membership.watch_mpi()
         watchdog.start_watching()
     ops.get_library()
@@ -198,8 +198,8 @@ def _end_for_error(error: errors.RankError | errors.SettingError, task: task_env
         raise SystemExit(f"matex_tf: {error}") from None
     aborts_others = isinstance(error, errors.SettingError)
     prefix = f"rank {task.rank}: " if aborts_others else ""
-    text, host = f"matex_tf: {prefix}{error}\n", socket.gethostname()
-    rank_records.report_error(text, task.rank, waits=not aborts_others, size=task.size, host=host, abort_code=1)
+    message, host = f"matex_tf: {prefix}{error}\n", socket.gethostname()
+    rank_records.report_error(message, task.rank, waits=not aborts_others, size=task.size, host=host, abort_code=1)
     if aborts_others:
         shutdown.abort_unjoined(task)
     raise SystemExit(1) from None
@@ -237,16 +237,18 @@ def _record_first_steps() -> None:
 
 def _start_independent_strategies() -> None:
     """Start the strategy local or async. For `matex plan`, both record whether they would be possible."""
-    chosen = settings.get_settings()
-    names = [settings.get_strategy_name(chosen.strategy)] if chosen.plan is None else ["local", "async"]
-    if {"local", "async"}.isdisjoint(names):
+    current_settings = settings.get_settings()
+    strategy_names = (
+        [settings.get_strategy_name(current_settings.strategy)] if current_settings.plan is None else ["local", "async"]
+    )
+    if {"local", "async"}.isdisjoint(strategy_names):
         return
     from matex_tf.apart import keras_fit, local
 
     keras_fit.HOOKS.install()
-    if "local" in names:
+    if "local" in strategy_names:
         local.LocalSteps().start_listening()
-    if "async" in names:
+    if "async" in strategy_names:
         keras_fit.start_listening()
 
 
@@ -266,14 +268,14 @@ def _set_start_variables(has_other_ranks: bool) -> None:
     A script that imports matex_tf itself is not started again.
     """
     # Without randomization, all processes have the same hashes.
-    needed = start_variables.HASH_SEED if sys.flags.hash_randomization else {}
-    chosen = settings.get_settings()
-    if has_other_ranks and chosen.large_pages and not chosen.disable:
-        needed = needed | start_variables.LARGE_PAGES
+    needed_variables = start_variables.HASH_SEED if sys.flags.hash_randomization else {}
+    current_settings = settings.get_settings()
+    if has_other_ranks and current_settings.large_pages and not current_settings.disable:
+        needed_variables = needed_variables | start_variables.LARGE_PAGES
     # While `python -m matex_tf` imports this package, and until it runs `__main__`, the first argument is "-m".
     is_module_run = sys.argv[:1] == ["-m"]
-    if is_module_run and needed.keys() - os.environ.keys():
-        os.environ.update({**needed, **os.environ})  # the user's own values remain
+    if is_module_run and needed_variables.keys() - os.environ.keys():
+        os.environ.update({**needed_variables, **os.environ})  # the user's own values remain
         os.execv(sys.executable, sys.orig_argv)
 
 
@@ -285,29 +287,29 @@ def _compare_settings() -> None:
     """
     from matex_tf import ops
 
-    own = {name: value for name, value in os.environ.items() if name.startswith(settings.PREFIX)}
-    gathered = objects.allgather((own, ops.can_take_addresses()), "comparing the settings")
-    first = gathered[0][0]
-    for rank, (other, _) in enumerate(gathered):
-        for name in sorted(set(other) | set(first)):
-            if other.get(name) != first.get(name):
+    own_settings = {name: value for name, value in os.environ.items() if name.startswith(settings.PREFIX)}
+    gathered_settings = objects.allgather((own_settings, ops.can_take_addresses()), "comparing the settings")
+    first_settings = gathered_settings[0][0]
+    for rank, (rank_settings, _) in enumerate(gathered_settings):
+        for name in sorted(set(rank_settings) | set(first_settings)):
+            if rank_settings.get(name) != first_settings.get(name):
                 hosts = world.get_world().hosts
                 raise errors.MismatchError(
-                    f"{name} is {first.get(name)!r} on rank 0 ({hosts[0]}) but {other.get(name)!r} on rank {rank} "
-                    f"({hosts[rank]}): ranks must have the same settings. Export it on every host, for instance with "
-                    f"`mpirun -x {name} ...`."
+                    f"{name} is {first_settings.get(name)!r} on rank 0 ({hosts[0]}) but "
+                    f"{rank_settings.get(name)!r} on rank {rank} ({hosts[rank]}): ranks must have the same settings. "
+                    f"Export it on every host, for instance with `mpirun -x {name} ...`."
                 )
-    if note := ops.agree_on_addresses([support for _, support in gathered]):
+    if note := ops.agree_on_addresses([can_take_addresses for _, can_take_addresses in gathered_settings]):
         notes.print_note(note)
 
 
 def _report_compression() -> None:
     """Print a note if gradients are compressed, because this changes results."""
-    chosen = settings.get_settings()
-    if chosen.compression != settings.NO_COMPRESSION:
-        is_unused = chosen.compression.between_hosts and not world.get_world().has_several_nodes
+    current_settings = settings.get_settings()
+    if current_settings.compression != settings.NO_COMPRESSION:
+        is_unused = current_settings.compression.between_hosts and not world.get_world().has_several_nodes
         effect = "changes nothing here, where all ranks are on one host" if is_unused else "changes results"
-        notes.print_note(f"MATEX_COMPRESSION={chosen.compression} {effect}")
+        notes.print_note(f"MATEX_COMPRESSION={current_settings.compression} {effect}")
 
 
 def _prepare_owners() -> None:
@@ -338,8 +340,10 @@ def _refuse_late_import() -> None:
     if not has_started and (graph is None or not graph.get_operations()):
         return
     importers = ("matex_tf", "_frozen_importlib", "_frozen_importlib_external")
-    frame = next(one for one, _ in traceback.walk_stack(None) if script_frames.find_package(one) not in importers)
-    line = f"{frame.f_code.co_filename}, line {frame.f_lineno}"
+    script_frame = next(
+        frame for frame, _ in traceback.walk_stack(None) if script_frames.find_package(frame) not in importers
+    )
+    line = f"{script_frame.f_code.co_filename}, line {script_frame.f_lineno}"
     raise errors.SetupError(
         "TensorFlow has already run operations before `import matex_tf`, so that it cannot be patched any more. Move "
         f"the line `import matex_tf` ({line}) up, best to the first line of the script, above everything that makes "

@@ -32,11 +32,11 @@ def _read_free_of_host() -> Iterator[int]:
 def _read_free_of_process() -> Iterator[int]:
     """The bytes that remain under each limit of this process (ulimit)."""
     # In pages, the first number of statm is the address space, and the sixth the data without mapped files.
-    pages = [int(number) for number in (_read_lines("/proc/self/statm") or ["0 0 0 0 0 0"])[0].split()]
-    for kind, used in ((resource.RLIMIT_AS, pages[0]), (resource.RLIMIT_DATA, pages[5])):
-        limit = resource.getrlimit(kind)[0]
+    page_counts = [int(number) for number in (_read_lines("/proc/self/statm") or ["0 0 0 0 0 0"])[0].split()]
+    for limit_kind, used_pages in ((resource.RLIMIT_AS, page_counts[0]), (resource.RLIMIT_DATA, page_counts[5])):
+        limit = resource.getrlimit(limit_kind)[0]
         if limit != resource.RLIM_INFINITY:
-            yield limit - used * os.sysconf("SC_PAGE_SIZE")
+            yield limit - used_pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def _read_free_of_control_groups() -> Iterator[int]:
@@ -44,16 +44,16 @@ def _read_free_of_control_groups() -> Iterator[int]:
     for line in _read_lines("/proc/self/cgroup"):
         _, controllers, path = line.strip().split(":", 2)
         if controllers == "":  # version 2
-            root, names, cached = _CGROUPS, ("memory.max", "memory.current"), ("inactive_file", "active_file")
+            root, names, cached_names = _CGROUPS, ("memory.max", "memory.current"), ("inactive_file", "active_file")
         elif "memory" in controllers.split(","):  # version 1, in which only the totals include child groups
             root, names = f"{_CGROUPS}/memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
-            cached = ("total_inactive_file", "total_active_file")
+            cached_names = ("total_inactive_file", "total_active_file")
         else:
             continue
         while True:
-            limit, used = ("".join(_read_lines(f"{root}{path}/{name}")).strip() for name in names)
-            if limit.isdigit() and used.isdigit():
-                yield int(limit) - int(used) + _read_cached(f"{root}{path}/memory.stat", cached)
+            limit_text, used_text = ("".join(_read_lines(f"{root}{path}/{name}")).strip() for name in names)
+            if limit_text.isdigit() and used_text.isdigit():
+                yield int(limit_text) - int(used_text) + _read_cached(f"{root}{path}/memory.stat", cached_names)
             if path in ("", "/"):
                 break
             path = os.path.dirname(path)

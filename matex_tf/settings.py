@@ -57,9 +57,9 @@ def parse_placement(text: str) -> str:
     """`auto`, `off`, `spread`, or `spread:I/N`. Raises ValueError."""
     name, colon, part = text.strip().lower().partition(":")
     if colon and name == "spread":
-        index, slash, parts = part.partition("/")
-        if slash and index.isdigit() and parts.isdigit() and 1 <= int(index) <= int(parts):
-            return f"spread:{int(index)}/{int(parts)}"
+        index, slash, part_count = part.partition("/")
+        if slash and index.isdigit() and part_count.isdigit() and 1 <= int(index) <= int(part_count):
+            return f"spread:{int(index)}/{int(part_count)}"
         raise ValueError("spread:I/N with I from 1 to N")
     return _make_choice_parser("auto", "spread", "off")(text)
 
@@ -70,9 +70,9 @@ def parse_strategy(text: str) -> str:
     name, _, number = value.partition(":")
     if name == "servers":
         number = number.removesuffix(_ONLY)
-    least = _LEAST_NUMBERS.get(name)  # None: the strategy has no number
+    least_number = _LEAST_NUMBERS.get(name)  # None: the strategy has no number
     is_number = number.isascii() and number.isdigit()
-    is_numbered = least is not None and is_number and least <= int(number) < _MAX_COUNT
+    is_numbered = least_number is not None and is_number and least_number <= int(number) < _MAX_COUNT
     if value not in _FIXED and not is_numbered:
         raise ValueError("one of " + ", ".join(STRATEGIES) + ", with whole numbers S and H from 1, and K from 0")
     return value
@@ -183,14 +183,14 @@ def _parse_phantom(text: str) -> Phantom | None:
     raise ValueError("RANKS:STEPS:COPY:COPIES:FOLDER, as `matex plan` sets it")
 
 
-def _make_seconds_parser(least: float) -> Callable[[str], float]:
+def _make_seconds_parser(least_seconds: float) -> Callable[[str], float]:
     def parse_seconds(text: str) -> float:
         try:
             value = float(text)
         except ValueError:
             value = -1.0
-        if not least <= value < float("inf"):
-            raise ValueError(f"a number of seconds, {least:g} or more")
+        if not least_seconds <= value < float("inf"):
+            raise ValueError(f"a number of seconds, {least_seconds:g} or more")
         return value
 
     return parse_seconds
@@ -413,14 +413,14 @@ class Settings:
     # fmt: on
 
     def __init__(self, environment: Mapping[str, str]):
-        rows = {setting.variable: setting for setting in _ROWS}
+        settings_by_variable = {setting.variable: setting for setting in _ROWS}
         for variable in environment:
-            if variable.startswith(PREFIX) and variable not in rows:
+            if variable.startswith(PREFIX) and variable not in settings_by_variable:
                 raise errors.SettingError(
                     f"{variable} is set, but there is no such setting. The settings are: "
                     + ", ".join(sorted(setting.variable for setting in TABLE))
                 )
-        for setting in rows.values():
+        for setting in settings_by_variable.values():
             value = setting.default
             if setting.variable in environment:
                 text = environment[setting.variable]

@@ -23,11 +23,11 @@ class ThreadFlag:
     @contextlib.contextmanager
     def set(self, value: bool = True) -> Iterator[None]:
         """Context in which the flag of this thread is `value`."""
-        outer, self._state.is_set = bool(self), value
+        outer_value, self._state.is_set = bool(self), value
         try:
             yield
         finally:
-            self._state.is_set = outer
+            self._state.is_set = outer_value
 
 
 def is_main_thread() -> bool:

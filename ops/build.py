@@ -88,18 +88,18 @@ def build_xla(verbose: bool = False, into: Path | None = None) -> Path:
 
 def ensure_library(plan: Plan, verbose: bool = False, into: Path | None = None) -> Path:
     """The library of `plan`; built now if no folder has it, or if `into` lacks it. Raises as `build_ops`."""
-    found = find_library(plan, into)
-    if found is not None:
+    built_library = find_library(plan, into)
+    if built_library is not None:
         if verbose:
             cache.print_message(f"built already: {plan.what} for {_describe_versions(plan)}")
-        return found
+        return built_library
     folder = into or cache.find_cache_folder()
-    with cache.take_turn(folder, plan.key, plan.what, lambda: is_whole(plan, folder)) as builds:
-        if builds:  # not another process; a missing compiler is reported with the builds for other versions
-            with find_others(plan) if into is None else contextlib.nullcontext("") as others:
+    with cache.take_turn(folder, plan.key, plan.what, lambda: is_whole(plan, folder)) as should_build:
+        if should_build:  # not another process; a missing compiler is reported with the builds for other versions
+            with find_others(plan) if into is None else contextlib.nullcontext("") as message:
                 compiler = find_compiler()
-            if others:
-                cache.print_message(others)
+            if message:
+                cache.print_message(message)
             _compile_plan(plan, compiler, folder, verbose, into)
     return folder / plan.library
 
@@ -113,12 +113,12 @@ def find_library(plan: Plan, into: Path | None = None) -> Path | None:
     """
     if into is not None:
         return into / plan.library if is_whole(plan, into) else None
-    shared = cache.find_shared_folder()
-    if shared is not None:
-        for path in (shared / plan.library, _name_record(plan, shared)):
+    shared_folder = cache.find_shared_folder()
+    if shared_folder is not None:
+        for path in (shared_folder / plan.library, _name_record(plan, shared_folder)):
             if path.exists():
                 cache.require_trust(path)
-    folders = [*([shared] if shared is not None else []), *cache.list_own_folders()]
+    folders = [*([shared_folder] if shared_folder is not None else []), *cache.list_own_folders()]
     return next((folder / plan.library for folder in folders if is_whole(plan, folder)), None)
 
 
@@ -129,50 +129,59 @@ def find_others(plan: Plan) -> Iterator[str]:
     Both together explain why there is no library: the folder for all users has only builds for other versions, and this
     process cannot build one, for example without a compiler.
     """
-    others = describe_others(plan)
+    message = describe_others(plan)
     try:
-        yield others
+        yield message
     except errors.BuildError as error:
-        raise errors.BuildError(f"{others}. Here {error}" if others else str(error)) from error
+        raise errors.BuildError(f"{message}. Here {error}" if message else str(error)) from error
 
 
 def describe_others(plan: Plan) -> str:
     """A sentence for users if the folder for all users has libraries of this kind, but none for this run: what was
     expected, what was found, and the remedy. "" if the folder has none at all, or does not exist.
     """
-    shared = cache.find_shared_folder()
-    found = [] if shared is None else _read_facts(shared, plan.what)
-    if not found:
+    shared_folder = cache.find_shared_folder()
+    builds = [] if shared_folder is None else _read_facts(shared_folder, plan.what)
+    if not builds:
         return ""
-    wanted = plan.facts
+    plan_facts = plan.facts
     # The build that differs in the fewest versions.
-    nearest = min(found, key=lambda facts: sum(facts.get(name) != value for name, value in wanted.items()))
-    differing = [(name, value, nearest.get(name, "")) for name, value in wanted.items() if nearest.get(name) != value]
-    expected = " and ".join(_describe_fact(name, value, other) for name, value, other in differing)
-    there = " and ".join(_describe_fact(name, other, value) for name, value, other in differing)
+    nearest_build = min(builds, key=lambda facts: sum(facts.get(name) != value for name, value in plan_facts.items()))
+    differences = [
+        (name, value, nearest_build.get(name, ""))
+        for name, value in plan_facts.items()
+        if nearest_build.get(name) != value
+    ]
+    expected_versions = " and ".join(
+        _describe_fact(name, value, nearest_value) for name, value, nearest_value in differences
+    )
+    found_versions = " and ".join(
+        _describe_fact(name, nearest_value, value) for name, value, nearest_value in differences
+    )
     return (
-        f"{shared}: expected {plan.what} for {expected or 'these versions'}; found {there or 'a damaged build'}. Load "
-        f"the modules that fit, or have {plan.what} built there, too: `matex build --into {shared}`"
+        f"{shared_folder}: expected {plan.what} for {expected_versions or 'these versions'}; found "
+        f"{found_versions or 'a damaged build'}. Load the modules that fit, or have {plan.what} built there, too: "
+        f"`matex build --into {shared_folder}`"
     )
 
 
-def _describe_fact(name: str, value: str, other: str) -> str:
-    """`value` of `name` for people, as short as possible while it still differs from `other`."""
+def _describe_fact(name: str, value: str, other_value: str) -> str:
+    """`value` of `name` for people, as short as possible while it still differs from `other_value`."""
     if name != "MPI":
         return f"{name} {value}".strip()
-    short = compilers.shorten_version(value)
-    return short if short != compilers.shorten_version(other) else " ".join(value.split())
+    short_version = compilers.shorten_version(value)
+    return short_version if short_version != compilers.shorten_version(other_value) else " ".join(value.split())
 
 
-def _read_facts(folder: Path, what: str) -> list[dict[str, str]]:
-    """The versions of the builds of `what` in `folder`, from their records."""
-    found = []
+def _read_facts(folder: Path, library_name: str) -> list[dict[str, str]]:
+    """The versions of the builds of `library_name` in `folder`, from their records."""
+    builds = []
     for path in sorted(folder.glob("matex-*.json")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # a damaged record is skipped
             record = json.loads(path.read_text())
-            if record["what"] == what:
-                found.append(record)
-    return found
+            if record["what"] == library_name:
+                builds.append(record)
+    return builds
 
 
 def try_compiler() -> compilers.Compiler:
@@ -244,20 +253,20 @@ def make_xla_plan() -> Plan:
     """
     import tensorflow as tf
 
-    ops = make_plan()
-    folder, include = Path(tf.sysconfig.get_lib()), Path(tf.sysconfig.get_include())
-    for needed in (folder / _XLA_LIBRARY, include / "tensorflow/compiler/tf2xla/xla_op_kernel.h"):
-        if not needed.exists():
-            raise errors.BuildError(f"the XLA kernels cannot be built: this TensorFlow comes without {needed}")
-    includes = (f"-I{include / name}" for name in _XLA_INCLUDES)
+    ops_plan = make_plan()
+    library_folder, include_folder = Path(tf.sysconfig.get_lib()), Path(tf.sysconfig.get_include())
+    for path in (library_folder / _XLA_LIBRARY, include_folder / "tensorflow/compiler/tf2xla/xla_op_kernel.h"):
+        if not path.exists():
+            raise errors.BuildError(f"the XLA kernels cannot be built: this TensorFlow comes without {path}")
+    includes = (f"-I{include_folder / name}" for name in _XLA_INCLUDES)
     return dataclasses.replace(
-        ops,
+        ops_plan,
         what="the XLA kernels",
         seconds=30,
         folders=("xla",),
-        options=(*ops.options, *_XLA_FLAGS, *includes, f"-L{folder}", f"-l:{_XLA_LIBRARY}"),
-        key=_make_key("matex-xla-", ops.key, *_XLA_FLAGS),
-        linked=ops,
+        options=(*ops_plan.options, *_XLA_FLAGS, *includes, f"-L{library_folder}", f"-l:{_XLA_LIBRARY}"),
+        key=_make_key("matex-xla-", ops_plan.key, *_XLA_FLAGS),
+        linked=ops_plan,
     )
 
 
@@ -321,8 +330,8 @@ def _compile_plan(plan: Plan, compiler: compilers.Compiler, folder: Path, verbos
 
     `into`: the folder that is to contain the linked libraries, too; None: any folder may have them.
     """
-    libraries = _list_link_options(plan.linked, into)
-    command = [compiler.path, "-x", "c++", "-", *plan.options, *libraries]
+    link_options = _list_link_options(plan.linked, into)
+    command = [compiler.path, "-x", "c++", "-", *plan.options, *link_options]
     # The dynamic linker finds a linked library by its soname among the loaded libraries, whatever their folders.
     command += ["-Wl,-rpath,$ORIGIN", f"-Wl,-soname,{plan.library}"]
     cache.print_message(
@@ -330,47 +339,47 @@ def _compile_plan(plan: Plan, compiler: compilers.Compiler, folder: Path, verbos
     )
     if verbose:
         cache.print_message(" ".join(command))
-    for unfinished in folder.glob(f"{plan.key}.*.tmp"):
+    for leftover in folder.glob(f"{plan.key}.*.tmp"):
         with contextlib.suppress(FileNotFoundError):
             # A newer file may belong to a process that builds now, on a file system without locks.
-            if time.time() - unfinished.stat().st_mtime > _MAX_BUILD_SECONDS:
-                unfinished.unlink()
-    handle, name = tempfile.mkstemp(prefix=f"{plan.key}.", suffix=".tmp", dir=folder)
-    os.close(handle)
-    made = Path(name)
+            if time.time() - leftover.stat().st_mtime > _MAX_BUILD_SECONDS:
+                leftover.unlink()
+    descriptor, built_name = tempfile.mkstemp(prefix=f"{plan.key}.", suffix=".tmp", dir=folder)
+    os.close(descriptor)
+    built_file = Path(built_name)
     start = time.monotonic()
     try:
         # One translation unit of all files: most of the time goes into TensorFlow's headers, which are then read once.
-        unit = "".join(f'#include "{path.relative_to(SOURCE)}"\n' for path in list_source_files(*plan.folders))
-        code, output = compilers.run_compiler([*command, "-o", str(made)], unit, made)
-        if code != 0:
+        source = "".join(f'#include "{path.relative_to(SOURCE)}"\n' for path in list_source_files(*plan.folders))
+        exit_code, output = compilers.run_compiler([*command, "-o", str(built_file)], source, built_file)
+        if exit_code != 0:
             raise errors.BuildError(_describe_failure(plan, folder, command, output))
-        _keep_library(plan, folder, made, command)
+        _keep_library(plan, folder, built_file, command)
     finally:
-        made.unlink(missing_ok=True)
+        built_file.unlink(missing_ok=True)
     if verbose:
         cache.print_message(f"built in {time.monotonic() - start:.1f} s")
 
 
-def _keep_library(plan: Plan, folder: Path, made: Path, command: list[str]) -> None:
-    """Write the record of the complete file `made`, and give the file the library's name."""
-    made.chmod(0o755)
-    record = made.with_suffix(".json.tmp")
-    facts = {"digest": _hash_file(made), "what": plan.what, **plan.facts, "command": command}
+def _keep_library(plan: Plan, folder: Path, built_file: Path, command: list[str]) -> None:
+    """Write the record of the complete file `built_file`, and give the file the library's name."""
+    built_file.chmod(0o755)
+    record = built_file.with_suffix(".json.tmp")
+    facts = {"digest": _hash_file(built_file), "what": plan.what, **plan.facts, "command": command}
     record.write_text(json.dumps(facts, indent=1))
     record.chmod(0o644)  # readable for all users, under any umask
     # The library comes last: until it has its name, no file matches the record's digest.
     os.replace(record, _name_record(plan, folder))
-    os.replace(made, folder / plan.library)
+    os.replace(built_file, folder / plan.library)
 
 
 def _describe_failure(plan: Plan, folder: Path, command: list[str], output: str) -> str:
     """The message for a compiler that failed with this output; writes all of the output to a log file."""
-    log = folder / f"{plan.key}.log"
-    log.write_text(" ".join(command) + "\n" + output)
+    log_file = folder / f"{plan.key}.log"
+    log_file.write_text(" ".join(command) + "\n" + output)
     return (
         f"{plan.what} cannot be built for {_describe_versions(plan)}: {command[0]} failed. All of its output is in "
-        f"{log}.\n{compilers.describe_errors(output)}"
+        f"{log_file}.\n{compilers.describe_errors(output)}"
     )
 
 

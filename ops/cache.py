@@ -32,29 +32,29 @@ def find_cache_folder() -> Path:
     Raises:
         BuildError: MATEX_CACHE_DIR cannot be written to, or others can write to it; or no folder can be used.
     """
-    chosen = settings.get_settings().cache_dir
-    if chosen:  # by the user: this folder or an error
-        mine = Path(chosen).expanduser()
-        if not can_write(mine):
+    cache_dir = settings.get_settings().cache_dir
+    if cache_dir:  # by the user: this folder or an error
+        folder = Path(cache_dir).expanduser()
+        if not can_write(folder):
             raise errors.BuildError(
-                f"MATEX_CACHE_DIR={chosen}: this folder cannot be made or written to, and the compiled "
+                f"MATEX_CACHE_DIR={cache_dir}: this folder cannot be made or written to, and the compiled "
                 "ops are kept there. Set it to one that can, on a file system that all nodes see."
             )
-        if exposed := trust.find_exposure(mine):
+        if exposure := trust.find_exposure(folder):
             raise errors.BuildError(
-                f"MATEX_CACHE_DIR={chosen}: compiled ops are loaded as code, but {exposed}. Or set MATEX_CACHE_DIR to "
-                "a folder that only you can write to."
+                f"MATEX_CACHE_DIR={cache_dir}: compiled ops are loaded as code, but {exposure}. Or set MATEX_CACHE_DIR "
+                "to a folder that only you can write to."
             )
-        return mine
+        return folder
     reasons: list[str] = []  # why the candidates so far cannot be used: not writable, or others can write there
     for candidate in list_own_folders():
-        exposed = trust.find_exposure(candidate) if can_write(candidate) else f"{candidate} cannot be written to"
-        if not exposed:
+        exposure = trust.find_exposure(candidate) if can_write(candidate) else f"{candidate} cannot be written to"
+        if not exposure:
             if reasons and candidate not in _announced:
                 _announced.add(candidate)
                 print_message(f"{reasons[0]}. matex_tf keeps its files in {candidate}")
             return candidate
-        reasons.append(exposed)
+        reasons.append(exposure)
     raise errors.BuildError(
         f"{'. And '.join(reasons)}. But the compiled ops must be kept somewhere: set MATEX_CACHE_DIR to a folder of "
         "your own."
@@ -63,12 +63,12 @@ def find_cache_folder() -> Path:
 
 def list_own_folders() -> list[Path]:
     """The candidates for this user's ops: MATEX_CACHE_DIR; else one in the cache folder and one for temporary files."""
-    chosen = settings.get_settings().cache_dir
-    if chosen:
-        return [Path(chosen).expanduser()]
-    user = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    cache_dir = settings.get_settings().cache_dir
+    if cache_dir:
+        return [Path(cache_dir).expanduser()]
+    cache_home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     # A user without a home directory has no such folder: "~" stays relative.
-    return [folder for folder in (Path(user, "matex_tf"), _name_spare()) if folder.is_absolute()]
+    return [folder for folder in (Path(cache_home, "matex_tf"), _name_spare()) if folder.is_absolute()]
 
 
 def find_shared_folder() -> Path | None:
@@ -77,13 +77,13 @@ def find_shared_folder() -> Path | None:
     Raises:
         BuildError: MATEX_OPS_DIR does not exist, or an untrusted user could have written to it.
     """
-    chosen = settings.get_settings().ops_dir
-    folder = Path(chosen).expanduser().absolute() if chosen else name_usual_folder()
+    ops_dir = settings.get_settings().ops_dir
+    folder = Path(ops_dir).expanduser().absolute() if ops_dir else name_usual_folder()
     if not os.access(folder, os.R_OK | os.X_OK):
-        if chosen:
+        if ops_dir:
             raise errors.BuildError(
-                f"MATEX_OPS_DIR={chosen}: there is no such folder, or it cannot be read. `matex build --into {chosen}` "
-                "makes it. Without MATEX_OPS_DIR each user's ops are built at first use."
+                f"MATEX_OPS_DIR={ops_dir}: there is no such folder, or it cannot be read. `matex build --into "
+                f"{ops_dir}` makes it. Without MATEX_OPS_DIR each user's ops are built at first use."
             )
         return None
     require_trust(folder)
@@ -97,16 +97,16 @@ def name_usual_folder() -> Path:
 
 def require_trust(path: Path) -> None:
     """Raise BuildError if an untrusted user could have written to the folder or library `path`."""
-    if exposed := trust.find_exposure(path):
+    if exposure := trust.find_exposure(path):
         raise errors.BuildError(
-            f"compiled ops are loaded as code, but {exposed}. Or set MATEX_OPS_DIR to another folder, such as one that "
-            "you fill by `matex build --into FOLDER`."
+            f"compiled ops are loaded as code, but {exposure}. Or set MATEX_OPS_DIR to another folder, such as one "
+            "that you fill by `matex build --into FOLDER`."
         )
 
 
 def make_shared_folder(folder: Path) -> None:
     """Make `folder` for other users; print a note if they would not trust it. Raises BuildError."""
-    before = os.umask(0o022)
+    previous_umask = os.umask(0o022)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -114,10 +114,10 @@ def make_shared_folder(folder: Path) -> None:
     except OSError as error:
         raise errors.BuildError(f"{folder}: this folder cannot be made or written to: {error.strerror}") from error
     finally:
-        os.umask(before)
+        os.umask(previous_umask)
     require_trust(folder)
-    if exposed := trust.find_exposure(folder, by_others=True):
-        print_message(f"other users will not load what is built there: {exposed}")
+    if exposure := trust.find_exposure(folder, by_others=True):
+        print_message(f"other users will not load what is built there: {exposure}")
 
 
 def _name_spare() -> Path:
@@ -128,9 +128,9 @@ def _name_spare() -> Path:
 def can_write(folder: Path) -> bool:
     """Make the folder `folder` if necessary; returns whether files can be made in it."""
     try:
-        for each in (*reversed(folder.parents), folder):
-            if not each.exists():
-                each.mkdir(mode=0o700, exist_ok=True)  # closed to others, under any umask
+        for path in (*reversed(folder.parents), folder):
+            if not path.exists():
+                path.mkdir(mode=0o700, exist_ok=True)  # closed to others, under any umask
         with tempfile.TemporaryFile(dir=folder):
             return True
     except OSError:
@@ -138,8 +138,9 @@ def can_write(folder: Path) -> bool:
 
 
 @contextlib.contextmanager
-def take_turn(folder: Path, key: str, what: str, is_made: Callable[[], bool]) -> Iterator[bool]:
-    """A context that yields whether this process is to build `what` into `folder`; False: another process has built it.
+def take_turn(folder: Path, key: str, library_name: str, is_made: Callable[[], bool]) -> Iterator[bool]:
+    """A context that yields whether this process is to build `library_name` into `folder`; False: another process has
+    built it.
 
     The lock is a file in `folder`, which several hosts may share. Only one process of each host requests it; the other
     processes of the host wait for this process, by a lock file on the host.
@@ -150,21 +151,21 @@ def take_turn(folder: Path, key: str, what: str, is_made: Callable[[], bool]) ->
 
     def say_waiting() -> None:
         if speaks:
-            print_message(f"another process builds {what}; this run waits for it")
+            print_message(f"another process builds {library_name}; this run waits for it")
 
     def say_lockless(path: Path, error: OSError) -> None:
         if path.parent not in _lockless:
             _lockless.add(path.parent)
-            follows = "Each host of a job builds the ops: run `matex build` before the job, or use a folder with locks"
-            print_message(file_locks.describe_lack(path.parent, error, follows))
+            advice = "Each host of a job builds the ops: run `matex build` before the job, or use a folder with locks"
+            print_message(file_locks.describe_lack(path.parent, error, advice))
 
     locks = [folder / f"{key}.lock"]
     host_folder = _name_spare()
     if host_folder.is_absolute() and can_write(host_folder) and not trust.find_exposure(host_folder):
         locks.insert(0, host_folder / f"{key}.host.lock")
     try:
-        with turns.take_turn(locks, is_made, say_waiting, say_lockless) as builds:
-            yield builds
+        with turns.take_turn(locks, is_made, say_waiting, say_lockless) as should_build:
+            yield should_build
     except turns.LockError as error:
         raise errors.BuildError(f"{error}. Remove it and try again.") from error
 

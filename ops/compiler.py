@@ -113,12 +113,12 @@ def find_compiler() -> Compiler:
     Raises:
         CompilerError: there is no compiler, $MPICXX is not a program, or all compilers belong to other MPIs.
     """
-    chosen = os.environ.get("MPICXX")
-    if chosen:
-        path = shutil.which(chosen)
+    mpicxx = os.environ.get("MPICXX")
+    if mpicxx:
+        path = shutil.which(mpicxx)
         if path is None:
             raise CompilerError(
-                f"MPICXX={chosen}: there is no such program. Set it to an MPI compiler for C++, or "
+                f"MPICXX={mpicxx}: there is no such program. Set it to an MPI compiler for C++, or "
                 f"unset it.\n{HOW_TO_INSTALL}"
             )
         paths = [path]
@@ -129,17 +129,17 @@ def find_compiler() -> Compiler:
             "there is no MPI compiler for C++: $MPICXX is not set, mpicxx is not on PATH and not in "
             f"{sys.prefix}/bin.\n{HOW_TO_INSTALL}"
         )
-    wanted = describe_loaded_mpi()
-    found = [Compiler(path, _describe_linked_mpi(path)) for path in paths]
+    loaded_mpi = describe_loaded_mpi()
+    compilers = [Compiler(path, _describe_linked_mpi(path)) for path in paths]
     # The version may be unknown: within mpirun, the version of another Open MPI cannot be read.
-    suitable = [compiler for compiler in found if compiler.mpi == wanted]
-    suitable += [compiler for compiler in found if not compiler.mpi]
-    if suitable:
-        return suitable[0]
-    listed = "; ".join(f"{compiler.path} ({shorten_version(compiler.mpi)})" for compiler in found)
+    suitable_compilers = [compiler for compiler in compilers if compiler.mpi == loaded_mpi]
+    suitable_compilers += [compiler for compiler in compilers if not compiler.mpi]
+    if suitable_compilers:
+        return suitable_compilers[0]
+    descriptions = "; ".join(f"{compiler.path} ({shorten_version(compiler.mpi)})" for compiler in compilers)
     raise CompilerError(
-        f"mpi4py loads {shorten_version(wanted)}, but the MPI compiler is of another MPI: {listed}. Set MPICXX "
-        f"to the mpicxx of {shorten_version(wanted)}, or build mpi4py with this one.\n{HOW_TO_INSTALL}"
+        f"mpi4py loads {shorten_version(loaded_mpi)}, but the MPI compiler is of another MPI: {descriptions}. Set "
+        f"MPICXX to the mpicxx of {shorten_version(loaded_mpi)}, or build mpi4py with this one.\n{HOW_TO_INSTALL}"
     )
 
 
@@ -155,9 +155,9 @@ def describe_loaded_mpi() -> str:
     Raises:
         CompilerError: mpi4py or its MPI cannot be loaded.
     """
-    loaded: Any = sys.modules.get("mpi4py.MPI")
-    if loaded is not None:
-        return loaded.Get_library_version().strip("\0").strip()
+    mpi_module: Any = sys.modules.get("mpi4py.MPI")
+    if mpi_module is not None:
+        return mpi_module.Get_library_version().strip("\0").strip()
     return _find_mpi_of_mpi4py().version
 
 
@@ -185,10 +185,10 @@ def _find_mpi_of_mpi4py() -> _MpiLibrary:
     Raises:
         CompilerError: mpi4py or its MPI cannot be loaded.
     """
-    answer = _start_child(_LIBRARY_OF_MPI4PY)
-    if answer.returncode != 0:
-        raise CompilerError(missing_mpi.describe(answer.stderr))
-    path, _, version = answer.stdout.strip().partition("\n")
+    result = _start_child(_LIBRARY_OF_MPI4PY)
+    if result.returncode != 0:
+        raise CompilerError(missing_mpi.describe(result.stderr))
+    path, _, version = result.stdout.strip().partition("\n")
     return _MpiLibrary(path, version.strip())
 
 
@@ -199,19 +199,19 @@ def _list_candidates() -> list[str]:
         spec = importlib.util.find_spec(package)
         if spec is not None:
             search_paths += [str(Path(folder, "bin")) for folder in spec.submodule_search_locations or []]
-    found = (shutil.which("mpicxx", path=search_path) for search_path in search_paths)
-    return list(dict.fromkeys(path for path in found if path is not None))
+    compiler_paths = (shutil.which("mpicxx", path=search_path) for search_path in search_paths)
+    return list(dict.fromkeys(path for path in compiler_paths if path is not None))
 
 
 def _describe_linked_mpi(compiler: str) -> str:
     """The version text of the MPI library that `compiler` links, found by its options `-L` and `-l`; "" if unknown."""
-    answer = subprocess.run([compiler, "-show"], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    result = subprocess.run([compiler, "-show"], capture_output=True, text=True, stdin=subprocess.DEVNULL)
     try:
-        words = shlex.split(answer.stdout)
+        flags = shlex.split(result.stdout)
     except ValueError:
-        words = []
-    folders = [word[2:] for word in words if word.startswith("-L")] + [str(Path(compiler).parent.parent / "lib")]
-    names = ["lib" + word[2:] for word in words if word.startswith("-lmpi")] + ["libmpi"]
+        flags = []
+    folders = [flag[2:] for flag in flags if flag.startswith("-L")] + [str(Path(compiler).parent.parent / "lib")]
+    names = ["lib" + flag[2:] for flag in flags if flag.startswith("-lmpi")] + ["libmpi"]
     for folder, name in itertools.product(folders, names):
         for library in sorted(Path(folder).glob(f"{name}.so*")):
             version = _read_version(library) if _is_library(library) else ""
@@ -231,46 +231,49 @@ def _read_version(library: Path) -> str:
     with open("/proc/self/maps") as maps:
         is_loaded = any(line.rstrip().endswith(os.path.realpath(library)) for line in maps)
     if not is_loaded:
-        answer = _start_child(_VERSION_OF_LIBRARY, str(library))
-        return answer.stdout.strip() if answer.returncode == 0 else ""
-    text = ctypes.create_string_buffer(8192 + 1)
-    ctypes.CDLL(os.path.realpath(library)).MPI_Get_library_version(text, ctypes.byref(ctypes.c_int()))
-    return text.value.decode(errors="replace").strip()
+        result = _start_child(_VERSION_OF_LIBRARY, str(library))
+        return result.stdout.strip() if result.returncode == 0 else ""
+    buffer = ctypes.create_string_buffer(8192 + 1)
+    ctypes.CDLL(os.path.realpath(library)).MPI_Get_library_version(buffer, ctypes.byref(ctypes.c_int()))
+    return buffer.value.decode(errors="replace").strip()
 
 
 def try_compiler(compiler: Compiler, options: Sequence[str]) -> None:
     """Compile and link a few lines with the options of the ops. Raises CompilerError if that fails."""
     with tempfile.TemporaryDirectory() as folder:
-        made = Path(folder, "trial.so")
-        code, output = run_compiler([compiler.path, "-x", "c++", "-", *options, "-o", str(made)], _TRIAL, made)
-    if code != 0:
+        library = Path(folder, "trial.so")
+        exit_code, output = run_compiler(
+            [compiler.path, "-x", "c++", "-", *options, "-o", str(library)], _TRIAL, library
+        )
+    if exit_code != 0:
         raise CompilerError(f"{compiler.path} failed.\n{describe_errors(output)}")
 
 
 def describe_errors(output: str) -> str:
     """The message for a compiler that failed with this output, and what to install."""
     lines = [line for line in output.splitlines() if line.strip(" -")]
-    errors = [line for line in lines if "error" in line.lower() or "not found" in line] or lines
-    said = ["Its output:", *(f"    {line}" for line in errors[:8])] if errors else ["It printed nothing."]
-    return "\n".join([*said, HOW_TO_COMPILE])
+    error_lines = [line for line in lines if "error" in line.lower() or "not found" in line] or lines
+    report = ["Its output:", *(f"    {line}" for line in error_lines[:8])] if error_lines else ["It printed nothing."]
+    return "\n".join([*report, HOW_TO_COMPILE])
 
 
-def run_compiler(command: Sequence[str], source: str, made: Path) -> tuple[int, str]:
+def run_compiler(command: Sequence[str], source: str, output_file: Path) -> tuple[int, str]:
     """Compile `source`; returns exit code and output.
 
-    If this process ends during the compilation, `_GUARDED` ends the compiler and removes `made`, the unfinished result.
+    If this process ends during the compilation, `_GUARDED` ends the compiler and removes `output_file`, the unfinished
+    result.
     """
-    guarded = [sys.executable, "-I", "-S", "-c", _GUARDED, str(os.getpid()), str(made), *command]
+    guarded_command = [sys.executable, "-I", "-S", "-c", _GUARDED, str(os.getpid()), str(output_file), *command]
     with subprocess.Popen(
-        guarded,
+        guarded_command,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
     ) as child:  # fmt: skip
         try:
-            output, errors = child.communicate(source)
+            output, error_output = child.communicate(source)
         except BaseException:
             child.terminate()
             raise
-    return child.returncode, errors + output
+    return child.returncode, error_output + output
 
 
 def _start_child(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -66,11 +66,11 @@ def wait_for_ends() -> None:
     A thread waits a few seconds for other owners of its iterator, for example for an unreachable object. So if the
     threads do not end at once, the garbage collector first removes such objects.
     """
-    wait = load_tensorflow_ops().c.matex_wait_for_let_go
-    wait.restype, wait.argtypes = ctypes.c_int, [ctypes.c_int]
-    if wait(_SHORT_WAIT_MS):
+    wait_for_threads = load_tensorflow_ops().c.matex_wait_for_let_go
+    wait_for_threads.restype, wait_for_threads.argtypes = ctypes.c_int, [ctypes.c_int]
+    if wait_for_threads(_SHORT_WAIT_MS):
         gc.collect()  # an iterator may be held by the traceback of a step in which a rank was lost
-        wait(_MAX_WAIT_MS)
+        wait_for_threads(_MAX_WAIT_MS)
 
 
 @functools.cache

@@ -73,16 +73,16 @@ def load_library(path: str | Path) -> ctypes.CDLL:
     Raises:
         OSError: the library cannot be loaded.
     """
-    c = ctypes.CDLL(str(path))
+    library = ctypes.CDLL(str(path))
     for name, (result, arguments) in _FUNCTIONS.items():
-        function = getattr(c, name)
+        function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
-    return c
+    return library
 
 
-def get_last_error(c: ctypes.CDLL) -> str:
+def get_last_error(engine: ctypes.CDLL) -> str:
     """The message of this thread's last failed call."""
-    return c.matex_last_error().decode(errors="replace")
+    return engine.matex_last_error().decode(errors="replace")
 
 
 def list_mapped_mpi_libraries() -> list[str]:

@@ -112,11 +112,11 @@ def load_tensorflow_ops() -> Ops:
         return _ops
 
 
-def _load_file(path: Path, load: Callable[[str], Any], failure: type[Exception]) -> Any:
-    """The result of `load`. Its error `failure` becomes a BuildError that names the remedy."""
+def _load_file(path: Path, load: Callable[[str], Any], error_type: type[Exception]) -> Any:
+    """The result of `load`. Its error `error_type` becomes a BuildError that names the remedy."""
     try:
         return load(str(path))
-    except failure as error:
+    except error_type as error:
         raise errors.BuildError(
             f"the compiled ops {path} cannot be loaded: {error}. Delete that file and try again; it is then rebuilt."
         ) from error
@@ -129,59 +129,62 @@ def restart_engine(agree: Callable[[list[int]], list[int]]) -> None:
 
     `agree`: takes a list of numbers on each rank; returns the maximum over ranks of each entry.
     """
-    c = get_library().c
+    engine = get_library().c
     # The number of the current collective, and the completed collectives of each kind.
-    number, *counts = agree([read_waiting().number, *(c.matex_count(kind) for kind in range(_KINDS))])
-    here = world.get_world()
+    number, *counts = agree([read_waiting().number, *(engine.matex_count(kind) for kind in range(_KINDS))])
+    current_world = world.get_world()
     communicators = [world.get_communicator(name).py2f() for name in _COMMUNICATORS]
-    counted = (ctypes.c_int64 * _KINDS)(*counts)
-    if c.matex_start_again(*communicators, here.rank, here.size, here.node, number, counted):
-        raise errors.SetupError(f"the engine cannot continue: {interface.get_last_error(c)}.")
+    completed_counts = (ctypes.c_int64 * _KINDS)(*counts)
+    if engine.matex_start_again(
+        *communicators, current_world.rank, current_world.size, current_world.node, number, completed_counts
+    ):
+        raise errors.SetupError(f"the engine cannot continue: {interface.get_last_error(engine)}.")
 
 
-def _start_engine(c: ctypes.CDLL) -> None:
+def _start_engine(engine: ctypes.CDLL) -> None:
     """Pass the rank, the communicators and the settings of this process to the engine. Raises SetupError."""
-    here = world.get_world()
-    chosen = settings.get_settings()
-    between_nodes = chosen.compression.between_hosts
-    has_no_links = between_nodes and not here.has_several_nodes  # on one node there are no links between hosts
-    compression = settings.NO_COMPRESSION if has_no_links else chosen.compression
-    algorithm = chosen.algorithm
-    if chosen.elastic and algorithm == "auto":
+    current_world = world.get_world()
+    current_settings = settings.get_settings()
+    is_between_hosts = current_settings.compression.between_hosts
+    # On one node there are no links between hosts.
+    has_no_links = is_between_hosts and not current_world.has_several_nodes
+    compression = settings.NO_COMPRESSION if has_no_links else current_settings.compression
+    algorithm = current_settings.algorithm
+    if current_settings.elastic and algorithm == "auto":
         # In two levels a rank may wait for a rank that is not the lost one.
-        algorithm = "ring" if here.has_several_nodes else "mpi"
+        algorithm = "ring" if current_world.has_several_nodes else "mpi"
     # One rank has no communicators. Nor has a phantom, which computes as rank 0 of ranks that do not exist
     # (`matex plan`): the engine starts with one rank, and `matex_phantom` sets the number of ranks.
     communicators = [0, 0, 0]
-    if world.is_active() and not here.is_phantom:
-        _check_mpi(c)
+    if world.is_active() and not current_world.is_phantom:
+        _check_mpi(engine)
         communicators = [world.get_communicator(name).py2f() for name in _COMMUNICATORS]
-    size = 1 if here.is_phantom else here.size
-    chunk_bytes = chosen.chunk_bytes or _CHUNK_BYTES[here.has_several_nodes]
-    numbers = ALGORITHMS.index(algorithm), COMPRESSIONS.index(compression.kind)
-    failed = c.matex_start(
-        *communicators, here.rank, size, here.host.encode(), here.node, chunk_bytes, chosen.fuse_bytes, *numbers,
-        compression.share, between_nodes,
+    size = 1 if current_world.is_phantom else current_world.size
+    chunk_bytes = current_settings.chunk_bytes or _CHUNK_BYTES[current_world.has_several_nodes]
+    setting_numbers = ALGORITHMS.index(algorithm), COMPRESSIONS.index(compression.kind)
+    has_failed = engine.matex_start(
+        *communicators, current_world.rank, size, current_world.host.encode(), current_world.node, chunk_bytes,
+        current_settings.fuse_bytes, *setting_numbers, compression.share, is_between_hosts,
     )  # fmt: skip
-    if failed:
-        raise errors.SetupError(f"the engine cannot start: {interface.get_last_error(c)}.")
-    if here.is_phantom:
-        c.matex_phantom(here.size)
+    if has_failed:
+        raise errors.SetupError(f"the engine cannot start: {interface.get_last_error(engine)}.")
+    if current_world.is_phantom:
+        engine.matex_phantom(current_world.size)
 
 
-def _check_mpi(c: ctypes.CDLL) -> None:
+def _check_mpi(engine: ctypes.CDLL) -> None:
     """Raise SetupError unless the engine and mpi4py use the same MPI."""
     from mpi4py import MPI
 
-    loaded = list_mapped_mpi_libraries()
-    ours = c.matex_mpi_version().decode(errors="replace").strip()
-    theirs = MPI.Get_library_version().strip("\0 \n")
-    if len(loaded) > 1 or ours != theirs:
+    loaded_libraries = list_mapped_mpi_libraries()
+    engine_version = engine.matex_mpi_version().decode(errors="replace").strip()
+    mpi4py_version = MPI.Get_library_version().strip("\0 \n")
+    if len(loaded_libraries) > 1 or engine_version != mpi4py_version:
         raise errors.SetupError(
-            f"two MPI libraries are in this process: mpi4py has loaded {theirs!r}, the ops are linked to {ours!r} "
-            f"({', '.join(loaded)}). Build both with the same MPI: set MPICXX to the mpicxx of the one that mpi4py "
-            "uses, or reinstall mpi4py (`pip install --force-reinstall --no-cache-dir mpi4py`) with that MPI's mpicc "
-            "first on PATH."
+            f"two MPI libraries are in this process: mpi4py has loaded {mpi4py_version!r}, the ops are linked to "
+            f"{engine_version!r} ({', '.join(loaded_libraries)}). Build both with the same MPI: set MPICXX to the "
+            "mpicxx of the one that mpi4py uses, or reinstall mpi4py (`pip install --force-reinstall --no-cache-dir "
+            "mpi4py`) with that MPI's mpicc first on PATH."
         )
 
 
@@ -203,9 +206,9 @@ def rendezvous(kind: int, key: int, place: str, size: int = 0, rows: int = 0, ex
     """
     if not world.is_active():
         return
-    c = get_library().c
-    if c.matex_rendezvous(kind, key & 0xFFFFFFFFFFFFFFFF, place.encode(), size, rows, exit_code):
-        raise errors.MismatchError(interface.get_last_error(c))
+    engine = get_library().c
+    if engine.matex_rendezvous(kind, key & 0xFFFFFFFFFFFFFFFF, place.encode(), size, rows, exit_code):
+        raise errors.MismatchError(interface.get_last_error(engine))
 
 
 def _has_engine() -> bool:
@@ -246,8 +249,8 @@ class Waiting:
 
 def read_failure() -> str:
     """Why all later collectives fail; "" if they do not. Blocks while another thread is in a collective."""
-    c = get_library().c
-    return interface.get_last_error(c) if c.matex_failure() else ""
+    engine = get_library().c
+    return interface.get_last_error(engine) if engine.matex_failure() else ""
 
 
 class Cause(enum.IntEnum):
@@ -271,9 +274,9 @@ def read_waiting() -> Waiting:
     """Where this process waits for other ranks. Any thread may call it."""
     if _library is None:
         return Waiting(0)
-    seconds, number, text = ctypes.c_double(), ctypes.c_int64(), ctypes.create_string_buffer(512)
-    if get_library().c.matex_waiting(ctypes.byref(seconds), ctypes.byref(number), text, len(text)):
-        return Waiting(number.value, seconds.value, text.value.decode(errors="replace"))
+    seconds, number, place = ctypes.c_double(), ctypes.c_int64(), ctypes.create_string_buffer(512)
+    if get_library().c.matex_waiting(ctypes.byref(seconds), ctypes.byref(number), place, len(place)):
+        return Waiting(number.value, seconds.value, place.value.decode(errors="replace"))
     return Waiting(number.value)
 
 
@@ -283,12 +286,12 @@ def announce_exchange(place: str) -> Iterator[None]:
 
     `place`: the place in the program, for `read_waiting`.
     """
-    c = get_library().c
-    c.matex_wait(place.encode())
+    engine = get_library().c
+    engine.matex_wait(place.encode())
     try:
         yield
     finally:
-        c.matex_go_on()
+        engine.matex_go_on()
 
 
 def announce_turns(turns: Sequence[int]) -> None:
@@ -313,15 +316,15 @@ def hash_content(array: Any, seed: int = 0) -> int:
     array = np.asarray(array)
     if array.dtype.hasobject:
         raise TypeError(f"hash_content: expected an array of numbers or fixed-size strings, not dtype {array.dtype}")
-    function = get_library().c.matex_hash
+    hash_bytes = get_library().c.matex_hash
     header = f"{array.dtype.str} {array.dtype.name} {array.shape}".encode()
-    value = function(header, len(header), seed & 0xFFFFFFFFFFFFFFFF)
+    hash_value = hash_bytes(header, len(header), seed & 0xFFFFFFFFFFFFFFFF)
     if array.size == 0:
-        return value
+        return hash_value
     # In blocks of rows: an array that is not contiguous is copied, but only one block at a time.
     rows = array.reshape(1) if array.ndim == 0 else array
-    step = max(1, _HASH_BLOCK_BYTES // max(1, rows.nbytes // len(rows)))
-    for start in range(0, len(rows), step):
-        block = np.ascontiguousarray(rows[start : start + step])
-        value = function(block.ctypes.data, block.nbytes, value)
-    return value
+    block_rows = max(1, _HASH_BLOCK_BYTES // max(1, rows.nbytes // len(rows)))
+    for start in range(0, len(rows), block_rows):
+        block = np.ascontiguousarray(rows[start : start + block_rows])
+        hash_value = hash_bytes(block.ctypes.data, block.nbytes, hash_value)
+    return hash_value

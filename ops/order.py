@@ -55,10 +55,10 @@ def make_in_order(make: Callable[..., Any], **inputs: Any) -> Any:
     if graph is None or orders_by_resources:
         return make(order=list_order_handles(), **inputs)
     with tf.control_dependencies(tags.get_tag(graph, _LAST, [])):
-        made = make(order=list_order_handles(), **inputs)
-    first = tf.nest.flatten(made)[0]
-    tags.set_tag(graph, _LAST, [first if isinstance(first, tf.Operation) else first.op])
-    return made
+        outputs = make(order=list_order_handles(), **inputs)
+    first_output = tf.nest.flatten(outputs)[0]
+    tags.set_tag(graph, _LAST, [first_output if isinstance(first_output, tf.Operation) else first_output.op])
+    return outputs
 
 
 def make_on_device(make: Callable[..., Any], mark: Callable[..., Any], **inputs: Any) -> list[Any]:
@@ -74,8 +74,8 @@ def make_on_device(make: Callable[..., Any], mark: Callable[..., Any], **inputs:
     with tf.control_dependencies([make_in_order(mark)]):
         tensors = make(**inputs)
     with tf.control_dependencies([tensors[0].op]):
-        after = make_in_order(mark)
-    with tf.control_dependencies([after]):
+        after_op = make_in_order(mark)
+    with tf.control_dependencies([after_op]):
         return [tf.identity(tensor) for tensor in tensors]
 
 

@@ -32,11 +32,11 @@ is_for_xla = ThreadFlag()
 @contextlib.contextmanager
 def trace_as(is_overlapped: bool) -> Iterator[None]:
     """Within it, with `MATEX_OVERLAP=auto`, updates are traced as overlapped (True) or inline (False)."""
-    outer, _state.is_overlapped = _get_choice(), is_overlapped
+    outer_choice, _state.is_overlapped = _get_choice(), is_overlapped
     try:
         yield
     finally:
-        _state.is_overlapped = outer
+        _state.is_overlapped = outer_choice
 
 
 def _get_choice() -> bool | None:
@@ -107,13 +107,13 @@ def flatten_cuts(cuts: Sequence[Sequence[int]]) -> list[int]:
     if not any(cuts):
         return []
     undivided = [0] * (world.get_world().size + 1)
-    return [cut for of_entry in cuts for cut in (of_entry or undivided)]
+    return [cut for entry_cuts in cuts for cut in (entry_cuts or undivided)]
 
 
 def _let_gradients_run_in_any_order() -> None:
     """Tell TensorFlow that hand-overs need no order. All of them must run, because other ranks wait for each one."""
     from tensorflow.python.framework import auto_control_deps
 
-    known = auto_control_deps.MUST_RUN_ORDER_INSENSITIVE_STATEFUL_OPS
-    if _HAND_OVER not in known:
-        auto_control_deps.MUST_RUN_ORDER_INSENSITIVE_STATEFUL_OPS = known | {_HAND_OVER}
+    op_types = auto_control_deps.MUST_RUN_ORDER_INSENSITIVE_STATEFUL_OPS
+    if _HAND_OVER not in op_types:
+        auto_control_deps.MUST_RUN_ORDER_INSENSITIVE_STATEFUL_OPS = op_types | {_HAND_OVER}

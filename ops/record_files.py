@@ -46,7 +46,7 @@ class Found:
 
 @functools.cache
 def _get_functions() -> ctypes.CDLL:
-    c = load_tensorflow_ops().c
+    library = load_tensorflow_ops().c
     integers = POINTER(c_int64)
     for name, result, arguments in (
         ("find", c_void_p, [c_char_p, c_int, *[c_int64] * 4]),
@@ -55,9 +55,9 @@ def _get_functions() -> ctypes.CDLL:
         ("put", None, [c_int64, c_char_p, c_int, *[c_int64] * 3, integers, integers, c_int, c_char_p, c_int64]),
         ("bytes", c_int64, []),
     ):
-        function = getattr(c, f"matex_records_{name}")
+        function = getattr(library, f"matex_records_{name}")
         function.restype, function.argtypes = result, arguments
-    return c
+    return library
 
 
 def find_records(name: bytes, kind: str, size: int, mtime_ns: int, first: int = 0, last: int = 0) -> Found:
@@ -66,12 +66,12 @@ def find_records(name: bytes, kind: str, size: int, mtime_ns: int, first: int = 
     In a TFRecord file only headers are read, unless records are shorter than a page. `Found.problem` tells if the file
     is damaged, or if its size or modification time differs from `size` and `mtime_ns`.
     """
-    c = _get_functions()
-    found = c.matex_records_find(name, FORMATS.index(kind), size, mtime_ns, first, last)
-    offsets = np.empty(c.matex_records_count(found), np.int64)
+    library = _get_functions()
+    handle = library.matex_records_find(name, FORMATS.index(kind), size, mtime_ns, first, last)
+    offsets = np.empty(library.matex_records_count(handle), np.int64)
     lengths = np.empty(offsets.size if kind == "tfrecord" else 0, np.int64)
     facts, problem = np.empty(3, np.int64), ctypes.create_string_buffer(_MESSAGE_BYTES)
-    c.matex_records_take(found, _point(offsets), _point(lengths), _point(facts), problem, _MESSAGE_BYTES)
+    library.matex_records_take(handle, _point(offsets), _point(lengths), _point(facts), problem, _MESSAGE_BYTES)
     content, code, place = facts.tolist()
     return Found(offsets, lengths, content, code, problem.value.decode(errors="replace"), place)
 

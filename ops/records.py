@@ -95,10 +95,10 @@ def read_events(engine: ctypes.CDLL | None = None) -> tuple[np.ndarray, int]:
 
     engine: the compiled engine; default: of this process.
     """
-    c, dropped, capacity = engine or get_library().c, ctypes.c_int64(), 1 << 10
+    library, dropped, capacity = engine or get_library().c, ctypes.c_int64(), 1 << 10
     while True:
         events = np.zeros(capacity, EVENT)
-        count = c.matex_events(events.ctypes.data, capacity, ctypes.byref(dropped))
+        count = library.matex_events(events.ctypes.data, capacity, ctypes.byref(dropped))
         if count < capacity:
             return events[:count], dropped.value
         capacity *= 4
@@ -106,10 +106,10 @@ def read_events(engine: ctypes.CDLL | None = None) -> tuple[np.ndarray, int]:
 
 def read_event_labels(engine: ctypes.CDLL | None = None) -> list[str]:
     """The texts of events, indexed by the field `label`. engine: see `read_events`."""
-    c, capacity = engine or get_library().c, 1 << 16
+    library, capacity = engine or get_library().c, 1 << 16
     while True:
         text = ctypes.create_string_buffer(capacity)
-        length = c.matex_labels(text, capacity)
+        length = library.matex_labels(text, capacity)
         if length <= capacity:
             return text.raw[:length].decode(errors="replace").split("\0")[:-1]
         capacity = 2 * length
@@ -117,9 +117,9 @@ def read_event_labels(engine: ctypes.CDLL | None = None) -> list[str]:
 
 def read_totals(engine: ctypes.CDLL | None = None) -> list[Totals]:
     """The totals of each place. engine: see `read_events`."""
-    c, totals = engine or get_library().c, list[Totals]()
+    library, totals = engine or get_library().c, list[Totals]()
     numbers, place = (ctypes.c_int64 * len(_FIELDS))(), ctypes.create_string_buffer(512)
-    while c.matex_totals(len(totals), numbers, place, len(place)):
+    while library.matex_totals(len(totals), numbers, place, len(place)):
         totals.append(Totals(place.value.decode(errors="replace"), *numbers))
     return totals
 
@@ -129,17 +129,17 @@ def measure_transfer(overlapped: bool) -> tuple[float, float]:
 
     overlapped: measure sums of the overlapped reduction, else of the inline reduction.
     """
-    c = get_library().c
+    library = get_library().c
     start_seconds, seconds_per_byte = ctypes.c_double(), ctypes.c_double()
-    if c.matex_link(overlapped, ctypes.byref(start_seconds), ctypes.byref(seconds_per_byte)):
-        raise errors.RankError(interface.get_last_error(c))
+    if library.matex_link(overlapped, ctypes.byref(start_seconds), ctypes.byref(seconds_per_byte)):
+        raise errors.RankError(interface.get_last_error(library))
     return start_seconds.value, seconds_per_byte.value
 
 
 def get_last_measurement() -> tuple[float, float, bool] | None:
     """`measure_transfer`'s last two numbers, and whether other work disturbed the measurement; None without one."""
-    start_seconds, seconds_per_byte, disturbed = ctypes.c_double(), ctypes.c_double(), ctypes.c_int()
-    results = start_seconds, seconds_per_byte, disturbed
+    start_seconds, seconds_per_byte, is_disturbed = ctypes.c_double(), ctypes.c_double(), ctypes.c_int()
+    results = start_seconds, seconds_per_byte, is_disturbed
     if not get_library().c.matex_last_link(*(ctypes.byref(result) for result in results)):
         return None
-    return start_seconds.value, seconds_per_byte.value, bool(disturbed.value)
+    return start_seconds.value, seconds_per_byte.value, bool(is_disturbed.value)

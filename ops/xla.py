@@ -27,9 +27,9 @@ def find_obstacle(types: Iterable[str]) -> str:
     For the first function with a collective op, the kernels are built, if they are not in the cache, and loaded.
     """
     collectives = sorted(set(types) & {*OP_TYPES, *OVERLAPPED})
-    missing = [name for name in collectives if name not in KERNELS]
-    if missing:
-        return f"XLA has no kernel for {', '.join(missing)}"
+    missing_kernels = [name for name in collectives if name not in KERNELS]
+    if missing_kernels:
+        return f"XLA has no kernel for {', '.join(missing_kernels)}"
     return _load_kernels() if collectives else ""
 
 

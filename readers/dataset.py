@@ -76,9 +76,9 @@ class DataSet:
     ):
         self._name = f"DataSet({str(format)!r})" if path is None else f"DataSet({format!r}, {str(path)!r})"
         self._alone = rank is not None or size is not None  # the script divides the rows without other ranks
-        here = world.World() if self._alone else world.get_world()
-        self.rank = here.rank if rank is None else rank
-        self.size = here.size if size is None else size
+        current_world = world.World() if self._alone else world.get_world()
+        self.rank = current_world.rank if rank is None else rank
+        self.size = current_world.size if size is None else size
         opening.check_share(self._name, self.rank, self.size)
         self._together = Together(self._alone)
 
@@ -94,19 +94,23 @@ class DataSet:
         self._normalize = normalize
         self._order_seed = seed if reshuffle else None
         self._reshuffle_seed = self._order_seed if self.size > 1 else None  # one rank exchanges no rows
-        ranks = Ranks() if self._alone else Ranks(here.rank, here.size, here.hosts or [here.host])
+        ranks = (
+            Ranks()
+            if self._alone
+            else Ranks(current_world.rank, current_world.size, current_world.hosts or [current_world.host])
+        )
         cut = opening.Cut((validation_fraction, test_fraction, split), window, horizon)
         self._source: Source = opening.open_source(
             self._name, format, path, options, missing, cut, ranks, self.size, self._together
         )
         self._deals: dict[str, Deal] = {}
-        servers = here.servers  # the number of ranks that compute no rows
+        server_count = current_world.servers  # the number of ranks that compute no rows
         for part in PARTS:
             part_distribution, part_batch_size = distribution, batch_size
             if part != "training" and batch_size:
                 part_distribution, part_batch_size = "block", None  # distribution="batch" is for training only
             count = self._source.count_samples(part)
-            self._deals[part] = Deal(count, self.size, part_distribution, part_batch_size, servers)
+            self._deals[part] = Deal(count, self.size, part_distribution, part_batch_size, server_count)
         shard = loaded_rows.Shard(self.rank, self.size, self._alone)
         self._rows = loaded_rows.LoadedRows(self._name, self._source, self._deals, shard, normalize, self._together)
         self._cursors = {part: batches.BatchCursor(deal, self.rank) for part, deal in self._deals.items()}
@@ -222,39 +226,39 @@ class DataSet:
             difference="have different arguments",
         )
         deal = self._deals[part]
-        doing = f"streaming from {self._name}"
-        redeal = self._reshuffle_seed is not None and part == "training"  # in each epoch, ranks read other blocks
+        activity = f"streaming from {self._name}"
+        is_redealt = self._reshuffle_seed is not None and part == "training"  # in each epoch, ranks read other blocks
         if seed is None and part == "training":
             seed = self._order_seed
         if seed is None:
-            seeds = self._together.gather(lambda: int(np.random.SeedSequence().generate_state(1)[0]), doing)
+            seeds = self._together.gather(lambda: int(np.random.SeedSequence().generate_state(1)[0]), activity)
             seed = seeds[0]  # all ranks use the seed of rank 0
         order = streaming.Order(
-            deal, self.rank, shuffle, seed, redeal, in_memory=self._rows.were_read_in_opening and not redeal
+            deal, self.rank, shuffle, seed, is_redealt, in_memory=self._rows.were_read_in_opening and not is_redealt
         )
         if order.in_memory:
             source = streaming.Memory([self._rows.get_rows(part, field) for field in self._list_fields()])
             return streaming.make_stream(source, part, order, batch_size, source.row_bytes, alone=self._alone)
         row_bytes = self._together.gather(
-            lambda: sum(self._source.count_row_bytes(part, field) for field in self._list_fields()), doing
+            lambda: sum(self._source.count_row_bytes(part, field) for field in self._list_fields()), activity
         )
         self._rows.set_scale()
         return streaming.make_stream(self._source, part, order, batch_size, max(row_bytes), alone=self._alone)
 
-    def _take_next(self, name: str, part: str, n: int) -> Batch:
+    def _take_next(self, name: str, part: str, batch_rows: int) -> Batch:
         self._require_part(part)
         self._refuse_moving_windows(part)
         deal, cursor = self._deals[part], self._cursors[part]
-        n = batches.check_rows(name, deal, n)
+        batch_rows = batches.check_rows(name, deal, batch_rows)
         arrays = [self._rows.get_rows(part, field) for field in self._list_fields()]
         if part == "training" and self._reshuffle_seed is not None:
             cursor.exchange_rows(arrays, self._reshuffle_seed)
-        mine = cursor.take_next(n)
+        own_rows = cursor.take_next(batch_rows)
         if not self._alone and world.is_active():
-            batch = exchange.join_rows([array[mine] for array in arrays], f"the rows of {name} of {self._name}")
+            batch = exchange.join_rows([array[own_rows] for array in arrays], f"the rows of {name} of {self._name}")
         else:
             # A rank without rows in this batch returns the first row, because a batch has at least one row.
-            at_least_one = mine if mine.stop > mine.start else slice(0, 1)
+            at_least_one = own_rows if own_rows.stop > own_rows.start else slice(0, 1)
             batch = [shard_arrays.as_shard(array[at_least_one]) for array in arrays]
         return batch[0], batch[1] if len(batch) > 1 else None
 
@@ -282,21 +286,21 @@ class DataSet:
         self._require_part(part, field)
         self._refuse_moving_windows(part)
         deal = self._deals[part]
-        mine = self._rows.get_rows(part, field)[: deal.count_held(self.rank)].view(shard_arrays.ShardArray)
+        shard = self._rows.get_rows(part, field)[: deal.count_held(self.rank)].view(shard_arrays.ShardArray)
         if part == "training":  # tells training steps whether the rows are slices of batches, and move between ranks
-            mine.dealt = shard_arrays.Dealt(deal.batch_size, self._reshuffle_seed)
-        return mine
+            shard.dealt = shard_arrays.Dealt(deal.batch_size, self._reshuffle_seed)
+        return shard
 
     def __repr__(self) -> str:
         deal = self._deals["training"]
-        counts = [(part, self._source.count_samples(part)) for part in PARTS]
-        rows = " and ".join(f"{count} {part}" for part, count in counts if count)
-        count = deal.count_held(self.rank)
+        part_counts = [(part, self._source.count_samples(part)) for part in PARTS]
+        rows = " and ".join(f"{count} {part}" for part, count in part_counts if count)
+        held_count = deal.count_held(self.rank)
         if deal.distribution == "block":
             start, stop = slice_bounds.deal_block(deal.count, self.rank, deal.size)
-            which = f"training rows {start} to {stop}"
+            held_rows = f"training rows {start} to {stop}"
         elif deal.distribution == "cyclic":
-            which = f"{count} training rows, one in {deal.size} from row {self.rank} on"
+            held_rows = f"{held_count} training rows, one in {deal.size} from row {self.rank} on"
         else:
-            which = f"{count} training rows, its slices of batches of {deal.batch_size}"
-        return f"{self._name}: {rows} rows, rank {self.rank} of {self.size} holds {which}"
+            held_rows = f"{held_count} training rows, its slices of batches of {deal.batch_size}"
+        return f"{self._name}: {rows} rows, rank {self.rank} of {self.size} holds {held_rows}"

@@ -129,15 +129,15 @@ def find_slow(rows: Sequence[int], seconds: Sequence[float], smallest: int) -> S
     smallest: the rows of the smallest possible slice.
     """
     slowest = max(range(len(rows)), key=lambda rank: seconds[rank])
-    others = [rank for rank in range(len(rows)) if rank != slowest]
-    if not others or rows[slowest] > smallest:
+    other_ranks = [rank for rank in range(len(rows)) if rank != slowest]
+    if not other_ranks or rows[slowest] > smallest:
         return None
-    if min(seconds) <= 0 or any(rows[rank] <= 0 for rank in others):
+    if min(seconds) <= 0 or any(rows[rank] <= 0 for rank in other_ranks):
         return None  # no speed is known
     # A rank without rows computes one row.
-    row_seconds = [slice_seconds / max(count, 1) for slice_seconds, count in zip(seconds, rows)]
-    factor = row_seconds[slowest] / median(row_seconds[rank] for rank in others)
+    row_seconds = [slice_seconds / max(row_count, 1) for slice_seconds, row_count in zip(seconds, rows)]
+    factor = row_seconds[slowest] / median(row_seconds[rank] for rank in other_ranks)
     # Without this rank, the others compute all rows, each at its own speed.
-    seconds_without = sum(rows) / sum(1 / row_seconds[rank] for rank in others)
+    seconds_without = sum(rows) / sum(1 / row_seconds[rank] for rank in other_ranks)
     gain = seconds[slowest] - seconds_without
     return Slow(slowest, gain, factor) if factor > SLOW_FACTOR and gain > 0 else None

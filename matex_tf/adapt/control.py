@@ -67,17 +67,17 @@ class Control:
         slices = slice_bounds.count_dealt_rows(rows, self.ratios or equal_ratios)
         if not self._is_confirmed(slices):
             return None
-        typical = [median(rank_seconds) for rank_seconds in zip(*self._windows)]
-        growth = _compute_growth(slices, typical)
+        typical_seconds = [median(rank_seconds) for rank_seconds in zip(*self._windows)]
+        growth = _compute_growth(slices, typical_seconds)
         if not growth:
             return None
         # Does this change undo the last one? Changes are vectors, with the rows of each rank. Their dot product is
         # negative if they are opposite.
-        last = self._last_growth or [0.0] * self.size
-        opposition = -_compute_dot(growth, last)
+        last_growth = self._last_growth or [0.0] * self.size
+        opposition = -_compute_dot(growth, last_growth)
         is_soon = self._windows_since_change <= max(UNDOING_WINDOWS, self._confirming)
         is_undoing = is_soon and opposition > 0
-        if is_undoing and opposition <= MAX_UNDOING_FACTOR * _compute_dot(last, last):
+        if is_undoing and opposition <= MAX_UNDOING_FACTOR * _compute_dot(last_growth, last_growth):
             growth = [part / 2 for part in growth]  # one of the two changes was wrong: meet in the middle
         # Round the new slices to units. If these slices are equal, make the ratios equal, for batches of all sizes.
         ratios = _round_to_units([old + more for old, more in zip(slices, growth)], units)
@@ -110,21 +110,24 @@ def _compute_growth(slices: Sequence[int], seconds: Sequence[float]) -> list[flo
     these speeds, all ranks need the same time. Work that does not depend on rows makes this change too small, never too
     large.
     """
-    computed = [max(rows, 1) for rows in slices]  # a rank without rows computes one row
-    speeds = [rows / rank_seconds for rows, rank_seconds in zip(computed, seconds)]
-    equal = sum(slices) / len(slices)
-    least = [max(1.0, rows / MAX_FACTOR) for rows in computed]
+    computed_rows = [max(rows, 1) for rows in slices]  # a rank without rows computes one row
+    speeds = [rows / rank_seconds for rows, rank_seconds in zip(computed_rows, seconds)]
+    equal_rows = sum(slices) / len(slices)
+    min_rows = [max(1.0, rows / MAX_FACTOR) for rows in computed_rows]
     # A slice may always return to the equal one.
-    most = [max(min(MAX_OVER_EQUAL * equal, rows * MAX_FACTOR), equal, low) for rows, low in zip(computed, least)]
-    wanted = divide_within_bounds(sum(slices), speeds, least, most)
-    new_seconds = max(rows / speed for rows, speed in zip(wanted, speeds))
+    max_rows = [
+        max(min(MAX_OVER_EQUAL * equal_rows, rows * MAX_FACTOR), equal_rows, low)
+        for rows, low in zip(computed_rows, min_rows)
+    ]
+    wanted_rows = divide_within_bounds(sum(slices), speeds, min_rows, max_rows)
+    new_seconds = max(rows / speed for rows, speed in zip(wanted_rows, speeds))
     if max(seconds) - new_seconds <= MIN_GAIN * max(seconds):
         return []
     # Prefer equal slices if they are almost as fast and within the bounds: they do not depend on measurements.
-    is_equal_as_good = equal / min(speeds) <= new_seconds * (1 + MIN_GAIN / 2)
-    if is_equal_as_good and all(low <= equal <= high for low, high in zip(least, most)):
-        wanted = [equal] * len(slices)
-    return [new - old for new, old in zip(wanted, slices)]
+    is_equal_as_good = equal_rows / min(speeds) <= new_seconds * (1 + MIN_GAIN / 2)
+    if is_equal_as_good and all(low <= equal_rows <= high for low, high in zip(min_rows, max_rows)):
+        wanted_rows = [equal_rows] * len(slices)
+    return [new - old for new, old in zip(wanted_rows, slices)]
 
 
 def _compute_dot(a: Sequence[float], b: Sequence[float]) -> float:
@@ -146,22 +149,22 @@ def divide_within_bounds(
         [(low / speed, speed) for speed, low in zip(speeds, least)]
         + [(high / speed, -speed) for speed, high in zip(speeds, most)]
     )
-    time, reached, slope = 0.0, sum(least), 0.0
-    for corner, change in corners:
-        reached_at_corner = reached + slope * (corner - time)
-        if reached_at_corner >= total:
+    time, reached_total, slope = 0.0, sum(least), 0.0
+    for corner_time, slope_change in corners:
+        total_at_corner = reached_total + slope * (corner_time - time)
+        if total_at_corner >= total:
             break
-        time, reached, slope = corner, reached_at_corner, slope + change
+        time, reached_total, slope = corner_time, total_at_corner, slope + slope_change
     if slope > 0:
-        time += (total - reached) / slope
+        time += (total - reached_total) / slope
     return [min(max(time * speed, low), high) for speed, low, high in zip(speeds, least, most)]
 
 
-def _round_to_units(wanted: Sequence[float], units: int) -> tuple[int, ...]:
-    """Integer parts of `units` in proportion to the wanted ones, each at least one.
+def _round_to_units(wanted_parts: Sequence[float], units: int) -> tuple[int, ...]:
+    """Integer parts of `units` in proportion to `wanted_parts`, each at least one.
 
     Each part gets one unit. The other units are dealt in proportion to what is wanted above one.
     """
-    above_one = [max(part / sum(wanted) * units - 1, 0.0) for part in wanted]
+    above_one = [max(part / sum(wanted_parts) * units - 1, 0.0) for part in wanted_parts]
     weights = [round(1e6 * part) for part in above_one]  # `count_dealt_rows` takes integers
-    return tuple(1 + more for more in slice_bounds.count_dealt_rows(units - len(wanted), weights))
+    return tuple(1 + more for more in slice_bounds.count_dealt_rows(units - len(wanted_parts), weights))

@@ -28,8 +28,9 @@ _reported: set[str] = set()
 
 def find_fit() -> Fit | None:
     """The call of `fit` that ranks may leave; None if no program would start them again, or if no state is kept."""
-    chosen = settings.get_settings()  # `proof`: the folder in which ranks and `matex run` exchange files; "": none
-    return fit_state.find_current() if chosen.adapt == "ranks" and chosen.proof else None
+    # `proof`: the folder in which ranks and `matex run` exchange files; "": none.
+    current_settings = settings.get_settings()
+    return fit_state.find_current() if current_settings.adapt == "ranks" and current_settings.proof else None
 
 
 @dataclass(frozen=True)
@@ -85,12 +86,16 @@ class Leaving:
         offer = next((report.offer for report in reports if report is not None and report.offer is not None), None)
         if offer is None or reports[0] is None or self._fit is None or not self._fit.may_change():
             return False
-        here, steps_left = world.get_world(), reports[0].steps_left
+        own_world, steps_left = world.get_world(), reports[0].steps_left
         # First, leave hosts that must be left, whatever the times are.
         if offer.reason_to_leave:
-            is_other = offer.ranks != here.size
-            what = offers.describe_ranks(offer.ranks, here.size) if is_other else f"{here.size} ranks on other hosts"
-            self._ask_change(Change(offer.ranks, what, offer.reason_to_leave, is_forced=True))
+            is_other_size = offer.ranks != own_world.size
+            ranks_text = (
+                offers.describe_ranks(offer.ranks, own_world.size)
+                if is_other_size
+                else f"{own_world.size} ranks on other hosts"
+            )
+            self._ask_change(Change(offer.ranks, ranks_text, offer.reason_to_leave, is_forced=True))
             return True
         # The slow rank, if it has been slow in enough windows; None: no rank may be dropped.
         slow = self._slow_streak.confirm(changes.find_slow(slices, seconds, smallest)) if sum(slices) else None
@@ -99,8 +104,8 @@ class Leaving:
             if len(self._step_seconds) < changes.JUDGED_WINDOWS:
                 return False
             self._is_judged = True
-            undoing = changes.propose_undoing(offer, here.size, self._compute_recent_seconds())
-            if self._leave_if_worth(offer, undoing, steps_left):
+            undoing_proposal = changes.propose_undoing(offer, own_world.size, self._compute_recent_seconds())
+            if self._leave_if_worth(offer, undoing_proposal, steps_left):
                 return True
         # Third, leave for other ranks or another strategy.
         if not sum(slices) or len(self._step_seconds) < changes.SLOW_WINDOWS:
@@ -108,7 +113,9 @@ class Leaving:
         other_strategy = "", 0.0  # the strategy, and the seconds that it saves in a step
         if offer.may_choose:
             other_strategy = owners.compare_strategies(*reports[0].piece_bytes)
-        proposal = changes.propose_change(offer, here.hosts, slices, seconds, slow, other_strategy, here.servers)
+        proposal = changes.propose_change(
+            offer, own_world.hosts, slices, seconds, slow, other_strategy, own_world.servers
+        )
         return self._leave_if_worth(offer, proposal, steps_left)
 
     def _compute_recent_seconds(self) -> float:
@@ -134,8 +141,8 @@ class Leaving:
     def _ask_change(self, change: Change) -> None:
         """Let the ranks leave for `change`. After saving, `mark_change` adds position and time, and writes it."""
 
-        def mark_change(saved_at: str, start: float) -> None:
-            offers.mark_change(replace(change, saved_at=saved_at, saving_seconds=time.monotonic() - start))
+        def mark_change(saved_at: str, saving_began_at: float) -> None:
+            offers.mark_change(replace(change, saved_at=saved_at, saving_seconds=time.monotonic() - saving_began_at))
 
         assert self._fit is not None  # the call that ranks leave
         self._fit.ask_change(f"{change.what}: {change.why}", mark_change)

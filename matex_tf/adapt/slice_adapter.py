@@ -169,8 +169,8 @@ class SliceAdapter:
     def end_step(self) -> None:
         """Record the end of a step. Collective at the end of a window."""
         seconds = time.perf_counter() - self._start
-        blocked = ops.get_blocked_seconds() - self._blocked_at_start
-        self._steps.append((seconds - blocked, seconds))
+        blocked_seconds = ops.get_blocked_seconds() - self._blocked_at_start
+        self._steps.append((seconds - blocked_seconds, seconds))
         if len(self._steps) >= self._window_steps:
             self._end_window(int(self._slice_ratios.rows.numpy()))
             self._slice_ratios.rows.assign(0)
@@ -183,19 +183,19 @@ class SliceAdapter:
 
         rows: of the largest batch in this window, as the last batch of an epoch may be smaller; 0: there was none.
         """
-        own, whole = (median(seconds) for seconds in zip(*self._steps))
-        window = Window(own, whole, self._leaving.make_report())
+        own_seconds, step_seconds = (median(seconds) for seconds in zip(*self._steps))
+        window = Window(own_seconds, step_seconds, self._leaving.make_report())
         windows: list[Window] = objects.allgather(window, "measured times of the ranks' slices")
-        longest = max(window.step_seconds for window in windows)
+        longest_step = max(window.step_seconds for window in windows)
         if _fixed_window_steps == 0:
-            self._window_steps = min(max(MIN_STEPS, round(MIN_SECONDS / longest)), MAX_STEPS)
+            self._window_steps = min(max(MIN_STEPS, round(MIN_SECONDS / longest_step)), MAX_STEPS)
         if not self._is_warm:
             self._is_warm = True
             return
         seconds = [window.own_seconds for window in windows[: self._trainers]]
         rows_of_ranks = slice_bounds.count_dealt_rows(rows, self._control.ratios or (1,) * self._trainers)
         reports, smallest = [window.report for window in windows], self._control.compute_smallest(rows)
-        is_leaving = self._leaving.decide(reports, longest, rows_of_ranks, seconds, smallest)
+        is_leaving = self._leaving.decide(reports, longest_step, rows_of_ranks, seconds, smallest)
         if rows and not is_leaving:
             self._choose_ratios(rows_of_ranks, seconds)
 
@@ -205,25 +205,25 @@ class SliceAdapter:
         rows_of_ranks, seconds: the rows of each training rank, and the time that it needed for them.
         """
         global _agreed_ratios
-        rows, choose = sum(rows_of_ranks), _replacing_choice or self._control.choose_ratios
-        chosen = choose(rows, seconds)
-        if chosen is None:
+        rows, choose_ratios = sum(rows_of_ranks), _replacing_choice or self._control.choose_ratios
+        new_ratios = choose_ratios(rows, seconds)
+        if new_ratios is None:
             return
-        self._control.ratios = _agreed_ratios = chosen
+        self._control.ratios = _agreed_ratios = new_ratios
         self._leaving.begin_streak()  # whether a rank is too slow is judged by windows with the new slices
-        _report_change(slice_bounds.count_dealt_rows(rows, chosen), rows_of_ranks, seconds)
+        _report_change(slice_bounds.count_dealt_rows(rows, new_ratios), rows_of_ranks, seconds)
 
 
 def _report_change(rows: Sequence[int], rows_before: Sequence[int], seconds: Sequence[float]) -> None:
     """Print one line about the ranks whose slices change most, and mark the change in the records."""
     hosts = world.get_world().hosts
-    by_change = sorted(range(len(rows)), key=lambda rank: -abs(rows[rank] - rows_before[rank]))
-    slices = [
+    ranks_by_change = sorted(range(len(rows)), key=lambda rank: -abs(rows[rank] - rows_before[rank]))
+    slice_texts = [
         f"rank {rank} ({hosts[rank]}) computes {rows[rank]} in place of {rows_before[rank]}, "
         f"which took {seconds[rank] * 1e3:.1f} ms"
-        for rank in sorted(by_change[:MAX_NAMED_RANKS])
+        for rank in sorted(ranks_by_change[:MAX_NAMED_RANKS])
     ]
-    more = f"; {len(rows) - MAX_NAMED_RANKS} other ranks are not listed" if len(rows) > MAX_NAMED_RANKS else ""
-    text = f"--adapt: of each {sum(rows)} rows, {'; '.join(slices)}{more}"
+    unlisted_text = f"; {len(rows) - MAX_NAMED_RANKS} other ranks are not listed" if len(rows) > MAX_NAMED_RANKS else ""
+    text = f"--adapt: of each {sum(rows)} rows, {'; '.join(slice_texts)}{unlisted_text}"
     notes.print_note(text)
     sampler.note_event(text)

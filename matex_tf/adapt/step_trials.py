@@ -73,12 +73,12 @@ def may_overlap(in_pieces: bool = False) -> bool:
     """Whether trials may choose overlapped updates: the setting is `auto`, and they can be faster."""
     if settings.get_settings().overlap != "auto" or not world.is_active():
         return False
-    here = world.get_world()
-    if in_pieces and not here.has_several_nodes:
+    own_world = world.get_world()
+    if in_pieces and not own_world.has_several_nodes:
         return False  # inline updates sum a piece on each rank, overlapped ones the whole gradient
     # Overlapped sums need a further thread on each rank. With fewer cores than ranks no core is free for it; on several
     # hosts the thread mostly waits for the network.
-    return (here.has_several_nodes or here.local_size <= _CORES) and world.has_threads()
+    return (own_world.has_several_nodes or own_world.local_size <= _CORES) and world.has_threads()
 
 
 def _begin_call(plan: Any) -> None:
@@ -103,10 +103,10 @@ class Trial:
         self._seconds: dict[Way, float] = {}  # the least time of a call, by timed way
         self._reason = ""  # why the trial ends after part 1; empty if it goes on
         self._holdings = {self.way.in_pieces: plan.pieces}  # the `pieces.StepPieces` of the variables, by `in_pieces`
-        other = functools.partial(overlap.trace_as, not self.way.is_overlapped)
+        trace_other_way = functools.partial(overlap.trace_as, not self.way.is_overlapped)
         self.kinds = {  # the `CopyKind` of the step's copies, by `is_overlapped`
             self.way.is_overlapped: plan.copy_kind,
-            not self.way.is_overlapped: plan.copy_kind._replace(make_within=other),
+            not self.way.is_overlapped: plan.copy_kind._replace(make_within=trace_other_way),
         }
         update_bytes = 0 if plan.program is None else report.count_summed_bytes(plan.program) or 0
         has_choice = self._is_strategy_open() or may_overlap(self.way.in_pieces)
@@ -135,14 +135,14 @@ class Trial:
     def end_call(self, plan: Any) -> None:
         if self.is_over:
             return
-        now, sums, updates = self._read_clocks()
-        if updates == self._updates_before:
+        now, sum_seconds, update_count = self._read_clocks()
+        if update_count == self._updates_before:
             return  # a call without an update
         self._calls += 1
         is_new = self.way not in self._seconds  # ways that were timed before have chosen their buckets
         if self._calls > IGNORED[self.way.is_overlapped and is_new]:
             self._call_seconds.append(now - self._begin)
-            self._sum_seconds.append(sums - self._sums_before)
+            self._sum_seconds.append(sum_seconds - self._sums_before)
         if len(self._call_seconds) == TIMED:
             self._end_part(plan)
 
@@ -157,12 +157,12 @@ class Trial:
 
     def _record_time(self, plan: Any) -> None:
         """Record the time of the current way. Collective."""
-        own = median(self._call_seconds), median(self._sum_seconds)
-        gathered = objects.allgather(own, "how long steps take")
-        seconds = max(call for call, _ in gathered)
+        own_seconds = median(self._call_seconds), median(self._sum_seconds)
+        seconds_of_ranks = objects.allgather(own_seconds, "how long steps take")
+        seconds = max(call for call, _ in seconds_of_ranks)
         self._seconds[self.way] = min(seconds, self._seconds.get(self.way, seconds))
         if len(self._seconds) == 1:  # the end of part 1
-            self._reason = self._find_reason(plan, seconds, [sums for _, sums in gathered])
+            self._reason = self._find_reason(plan, seconds, [sums for _, sums in seconds_of_ranks])
 
     def _begin_again(self, plan: Any) -> bool:
         """Begin to time the best way again if the current way seems faster; after that, find the best way.
@@ -185,23 +185,23 @@ class Trial:
         """Begin part 2 if it is to come, or settle the strategy after it. Returns whether it has begun. Collective."""
         if not self._is_strategy_open():
             return False
-        whole = self._best._replace(in_pieces=False)
-        if not self._reason and whole not in self._seconds and self._has_memory_for_whole():
-            self._switch_to(plan, whole)
+        whole_way = self._best._replace(in_pieces=False)
+        if not self._reason and whole_way not in self._seconds and self._has_memory_for_whole():
+            self._switch_to(plan, whole_way)
             return True
         self._settle_strategy()
         return False
 
     def _begin_other_updates(self, plan: Any) -> bool:
         """Begin part 3 if it is to come. Returns whether it has begun; if not, the current way may not be the best."""
-        other = self._best._replace(is_overlapped=not self._best.is_overlapped)
-        if self._reason or other in self._seconds or not may_overlap(self._best.in_pieces):
+        other_way = self._best._replace(is_overlapped=not self._best.is_overlapped)
+        if self._reason or other_way in self._seconds or not may_overlap(self._best.in_pieces):
             return False
         # Without overlapped ops in either copy, as under XLA, the two ways are the same.
-        copies = [self._make_copy(plan, self._best), self._make_copy(plan, other)]
+        copies = [self._make_copy(plan, self._best), self._make_copy(plan, other_way)]
         if not any(node.op in overlap.OP_TYPES for copy in copies for node in iterate_nodes(copy.graph)):
             return False
-        self._switch_to(plan, other)
+        self._switch_to(plan, other_way)
         return True
 
     def _find_reason(self, plan: Any, seconds: float, sums: list[float]) -> str:
@@ -219,9 +219,9 @@ class Trial:
 
     def _has_memory_for_whole(self) -> bool:
         """Whether every rank has memory for the whole variables. Collective."""
-        needed = sum(variable.shape.num_elements() * variable.dtype.size for variable in self._variables)
-        free = memory.measure_free(world.get_world().local_size)
-        return min(objects.allgather(free, "memory for an optimizer's variables")) > memory.MARGIN * needed
+        needed_bytes = sum(variable.shape.num_elements() * variable.dtype.size for variable in self._variables)
+        free_bytes = memory.measure_free(world.get_world().local_size)
+        return min(objects.allgather(free_bytes, "memory for an optimizer's variables")) > memory.MARGIN * needed_bytes
 
     def _settle_strategy(self) -> None:
         """Settle the form that all variables have in the best way, and report it. Collective if they become whole."""
@@ -231,16 +231,19 @@ class Trial:
             if not in_pieces:
                 variable.make_whole()
                 variable.is_refused = True
-        names = {way: "sharded" if way.in_pieces else "allreduce" for way in self._seconds}
-        milliseconds = {names[way]: 1e3 * seconds for way, seconds in self._seconds.items()}
-        name, other = ("sharded", "allreduce") if in_pieces else ("allreduce", "sharded")
+        strategy_names = {way: "sharded" if way.in_pieces else "allreduce" for way in self._seconds}
+        milliseconds = {strategy_names[way]: 1e3 * seconds for way, seconds in self._seconds.items()}
+        strategy, other_strategy = ("sharded", "allreduce") if in_pieces else ("allreduce", "sharded")
         reason = self._reason or "the whole variables of the optimizer do not fit in every rank's memory"
-        if other in milliseconds:
-            reason = f"a step takes {milliseconds[name]:.1f} ms, and with {other} {milliseconds[other]:.1f} ms"
+        if other_strategy in milliseconds:
+            reason = (
+                f"a step takes {milliseconds[strategy]:.1f} ms, and with {other_strategy} "
+                f"{milliseconds[other_strategy]:.1f} ms"
+            )
         global _is_strategy_reported
         if not _is_strategy_reported or settings.get_settings().explain:
             _is_strategy_reported = True
-            notes.print_note(f"MATEX_STRATEGY=auto: {name}: {reason}")
+            notes.print_note(f"MATEX_STRATEGY=auto: {strategy}: {reason}")
 
     def _make_copy(self, plan: Any, way: Way) -> Any:
         """The copy of the step for `way`, which the next calls then use."""

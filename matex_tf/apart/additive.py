@@ -93,50 +93,50 @@ class Additions:
         if kind == "AssignVariableOp":
             self._assign_sum(variable, handle, affine.find_sum(values[0], handle), value=values[0])
         elif kind in ("AssignAddVariableOp", "AssignSubVariableOp"):
-            found = affine.find_sum(values[0], handle)
-            if found.more is values[0]:  # the added value does not contain the variable as a term
+            added_sum = affine.find_sum(values[0], handle)
+            if added_sum.more is values[0]:  # the added value does not contain the variable as a term
                 self._assign_sum(variable, handle, affine.Sum(1, values[0]), sign=_SIGNS[kind])
             else:  # the new value is the old one, `Sum(1, None)`, plus or minus the added one
-                self._assign_sum(variable, handle, affine.Sum(1, None).add_sum(found, _SIGNS[kind]))
+                self._assign_sum(variable, handle, affine.Sum(1, None).add_sum(added_sum, _SIGNS[kind]))
         elif kind in _SIGNS:
             self._create_addition("matex_add_rows", handle, indices=values[0], values=values[1], sign=_SIGNS[kind])
         else:
             return False
         return True
 
-    def _assign_sum(self, variable: Any, handle: Any, new: affine.Sum, value: Any = None, sign: int = 1) -> None:
-        """Assign `new` to a variable, by one of two ops:
+    def _assign_sum(self, variable: Any, handle: Any, new_sum: affine.Sum, value: Any = None, sign: int = 1) -> None:
+        """Assign `new_sum` to a variable, by one of two ops:
 
         - `matex_add` adds `more`, if keep is 1. Otherwise it adds the difference to the present value, where the other
           op is impossible, because it has no integers, or wrong, because an optimizer's new value of a weight would
           overwrite the concurrent updates of other ranks.
         - `matex_move` sets the variable to `keep * present value + more`, in all other cases.
 
-        value: `new` as a tensor; None if the graph has no such tensor.
-        sign: 1 adds `new.more`, -1 subtracts it.
+        value: `new_sum` as a tensor; None if the graph has no such tensor.
+        sign: 1 adds `new_sum.more`, -1 subtracts it.
         """
         import tensorflow as tf
 
         dtype, shape = variable.dtype, variable.shape
-        more = tf.zeros(shape, dtype) if new.more is None else new.more
+        more = tf.zeros(shape, dtype) if new_sum.more is None else new_sum.more
         if more.shape != shape:
             more = tf.broadcast_to(more, shape)
-        is_added = isinstance(new.keep, int) and new.keep == 1  # old value + more
-        is_replaced = isinstance(new.keep, int) and new.keep == 0  # more alone
+        is_added = isinstance(new_sum.keep, int) and new_sum.keep == 1  # old value + more
+        is_replaced = isinstance(new_sum.keep, int) and new_sum.keep == 0  # more alone
         # A state must be added to or be a moving average, `keep * old + more`, where neither factor nor term depends on
         # the old value. Any other new value of one rank would overwrite the values of other ranks.
-        is_dependent = affine.is_dependent(new.keep, handle) or affine.is_dependent(more, handle)
+        is_dependent = affine.is_dependent(new_sum.keep, handle) or affine.is_dependent(more, handle)
         if (is_dependent or is_replaced) and id(variable) in self._states:
-            name = find_name(variable).partition(":")[0]
-            self.why_not = self.why_not or f"each batch assigns a new value to '{name}'"
+            variable_name = find_name(variable).partition(":")[0]
+            self.why_not = self.why_not or f"each batch assigns a new value to '{variable_name}'"
         if not is_added and (dtype.is_integer or (is_replaced and bool(variable.trainable))):
-            present = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
-            new_value = new.evaluate_at(present) if value is None else value
-            is_added, more = True, new_value - present
+            present_value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
+            new_value = new_sum.evaluate_at(present_value) if value is None else value
+            is_added, more = True, new_value - present_value
         if is_added:
             self._create_addition("matex_add", handle, values=more, sign=sign)
         else:
-            self._create_addition("matex_move", handle, keep=tf.cast(new.keep, dtype), more=more)
+            self._create_addition("matex_move", handle, keep=tf.cast(new_sum.keep, dtype), more=more)
 
     def _create_addition(self, op_name: str, handle: Any, **inputs: Any) -> None:
         """Add an op that changes a variable in the store, after all ops so far that use the variable's value."""
@@ -169,7 +169,7 @@ def find_amounts(graph: Any, variables: Sequence[Any]) -> list[tuple[Any, Any]]:
     # The graph has a handle of its own for each variable, `inner`, as an input.
     inner_handles = {id(outer): inner for outer, inner in variable_uses.list_handles(graph)}
     all_uses = variable_uses.list_uses(graph)
-    found = []
+    pairs = []
     with graph.as_default():  # `affine` adds ops
         for variable in variables:
             handle = inner_handles.get(id(variable.handle))
@@ -185,8 +185,8 @@ def find_amounts(graph: Any, variables: Sequence[Any]) -> list[tuple[Any, Any]]:
             if all(amount is not None for amount in amounts):
                 total = sum(amounts, np.zeros(variable.shape, variable.dtype.as_numpy_dtype))
                 if np.any(total):
-                    found.append((variable, total))
-    return found
+                    pairs.append((variable, total))
+    return pairs
 
 
 def find_obstacle(graph: Any, variables: Sequence[Any], sums: Sequence[Any], own: Sequence[Any]) -> str:
@@ -197,31 +197,31 @@ def find_obstacle(graph: Any, variables: Sequence[Any], sums: Sequence[Any], own
     sums: variables that each rank has for itself; over the ranks they add up to the sum of all batches.
     own: other variables that each rank has for itself, which the step may change in any way.
     """
-    shared = {id(variable.handle): find_name(variable) for variable in variables}
-    added_up = {id(variable.handle): find_name(variable) for variable in sums}
-    private = {id(variable.handle) for variable in own} - set(added_up)
+    shared_names = {id(variable.handle): find_name(variable) for variable in variables}
+    sum_names = {id(variable.handle): find_name(variable) for variable in sums}
+    private_ids = {id(variable.handle) for variable in own} - set(sum_names)
     inner_handles = {id(outer): inner for outer, inner in variable_uses.list_handles(graph)}
-    for handle, uses in variable_uses.list_uses(graph).items():
-        if handle in private:
+    for handle_id, uses in variable_uses.list_uses(graph).items():
+        if handle_id in private_ids:
             continue
         # A metric: its sum over the ranks is right only if each step adds to it.
-        if handle in added_up:
-            if not _is_additive(inner_handles[handle], uses):
-                return f"the metric variable '{added_up[handle]}' is not a sum over batches"
+        if handle_id in sum_names:
+            if not _is_additive(inner_handles[handle_id], uses):
+                return f"the metric variable '{sum_names[handle_id]}' is not a sum over batches"
             continue
         # A variable outside of the model: the ranks' changes could not be combined.
-        if handle not in shared:
+        if handle_id not in shared_names:
             if change := _find_change(uses):
                 return f"it changes a variable that is not a weight of the model ({change.name})"
             continue
         # A shared variable: only reads and additions, in every step, and no use of an old value after an addition.
-        name = shared[handle]
+        name = shared_names[handle_id]
         for kind, within, _ in uses:  # within: the types of the ops whose functions it is in
             if kind.startswith(_CHANGES) and within & variable_uses.BRANCHES:
                 return f"it changes '{name}' in some steps only"
             if kind not in (*_READS, *variable_uses.ADDS):
                 return f"it changes '{name}' other than by addition ({kind})"
-        if stale_op := variable_uses.find_stale_use(inner_handles[handle]):
+        if stale_op := variable_uses.find_stale_use(inner_handles[handle_id]):
             return f"it uses the old value of '{name}' after a change ({stale_op})"
     return ""
 
@@ -235,8 +235,11 @@ def _is_additive(handle: Any, uses: Sequence[variable_uses.Use]) -> bool:
             continue
         if op.type not in _ASSIGNMENTS:
             return False
-        new = affine.find_sum(op.inputs[1], handle)
-        kept = 1 if op.type == "AssignVariableOp" else 0  # the factor of the old value in an assigned or added value
-        if not (isinstance(new.keep, int) and new.keep == kept) or affine.is_dependent(new.more, handle):
+        new_sum = affine.find_sum(op.inputs[1], handle)
+        # The factor of the old value in an assigned or added value.
+        expected_keep = 1 if op.type == "AssignVariableOp" else 0
+        if not (isinstance(new_sum.keep, int) and new_sum.keep == expected_keep) or affine.is_dependent(
+            new_sum.more, handle
+        ):
             return False
     return True

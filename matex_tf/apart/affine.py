@@ -38,8 +38,8 @@ class Sum(NamedTuple):
         """The value of this sum for a value of the variable."""
         import tensorflow as tf
 
-        kept = tf.cast(self.keep, variable.dtype) * variable
-        return kept if self.more is None else kept + self.more
+        scaled_variable = tf.cast(self.keep, variable.dtype) * variable
+        return scaled_variable if self.more is None else scaled_variable + self.more
 
 
 def _is_zero(keep: Any) -> bool:
@@ -53,28 +53,28 @@ def find_sum(tensor: Any, handle: Any, max_depth: int = _MAX_DEPTH) -> Sum:
     tensor itself. So `more` may also depend on the variable (`is_dependent`).
     """
     op = tensor.op
-    unknown = Sum(0, tensor)
+    unknown_sum = Sum(0, tensor)
     if op.type == "ReadVariableOp":
-        return Sum(1, None) if op.inputs[0].name == handle.name else unknown
+        return Sum(1, None) if op.inputs[0].name == handle.name else unknown_sum
     if not max_depth:
-        return unknown
-    found = unknown
+        return unknown_sum
+    found_sum = unknown_sum
     if op.type == "Identity" or (op.type == "Cast" and op.inputs[0].dtype == tensor.dtype):
-        found = find_sum(op.inputs[0], handle, max_depth - 1)
+        found_sum = find_sum(op.inputs[0], handle, max_depth - 1)
     elif op.type in ("AddV2", "Add", "Sub"):
         left, right = (find_sum(term, handle, max_depth - 1) for term in op.inputs)
         if not (_is_zero(left.keep) and _is_zero(right.keep)):
-            found = left.add_sum(right, -1 if op.type == "Sub" else 1)
+            found_sum = left.add_sum(right, -1 if op.type == "Sub" else 1)
     elif op.type == "Mul":
         for term, factor in itertools.permutations(op.inputs):
             if factor.shape.rank != 0:  # `keep` is a scalar
                 continue
-            of_term = find_sum(term, handle, max_depth - 1)
-            if not _is_zero(of_term.keep):
-                found = of_term.scale_sum(factor)
+            term_sum = find_sum(term, handle, max_depth - 1)
+            if not _is_zero(term_sum.keep):
+                found_sum = term_sum.scale_sum(factor)
     # The terms cancel out, as in v - v: neither a factor nor a term is left. The result is then the tensor itself.
-    is_empty = _is_zero(found.keep) and found.more is None
-    return unknown if is_empty else found
+    is_empty = _is_zero(found_sum.keep) and found_sum.more is None
+    return unknown_sum if is_empty else found_sum
 
 
 def is_dependent(tensor: Any, handle: Any) -> bool:

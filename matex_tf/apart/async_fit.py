@@ -62,22 +62,22 @@ class AsyncFit:
         A step is a tuple of Keras: the numbers of its first and last batch, and the iterator of the data.
         """
         # Before the first epoch, Keras may take a step only to build the model: it is no turn.
-        first = list(itertools.islice(steps, 1)) if self._has_begun else []
-        steps = itertools.chain(first, steps)
-        if first and not self._is_decided:
+        first_steps = list(itertools.islice(steps, 1)) if self._has_begun else []
+        steps = itertools.chain(first_steps, steps)
+        if first_steps and not self._is_decided:
             self._is_decided = True
-            self._decide(first[0][-1])
-        if self.turns is None or not first:  # ranks take no turns, or there is no step
+            self._decide(first_steps[0][-1])
+        if self.turns is None or not first_steps:  # ranks take no turns, or there is no step
             yield from steps
             return
         source: Any = self.source
-        first_step = first[0][0]  # greater than 0 in a restarted run
+        first_number = first_steps[0][0]  # greater than 0 in a restarted run
         # The number of steps of this epoch: the lesser of the steps that the call asks for, and the batches left in the
         # iterator. Each may be None: unknown.
-        limits = [source.steps_per_epoch - first_step] if source.steps_per_epoch else []
+        step_limits = [source.steps_per_epoch - first_number] if source.steps_per_epoch else []
         if source._num_batches:
-            limits.append(source._num_batches - source._steps_seen + 1)  # Keras has counted the first step as seen
-        for step in self.turns.iterate_epoch(steps, min(limits)):
+            step_limits.append(source._num_batches - source._steps_seen + 1)  # Keras has counted the first step as seen
+        for step in self.turns.iterate_epoch(steps, min(step_limits)):
             if not own_data.is_alone():  # from now until the ranks meet, this thread computes for its own rank only
                 self._alone.enter_context(own_data.compute_alone())
                 self._alone.enter_context(function_calls.intercept_calls(self._run))
@@ -99,10 +99,10 @@ class AsyncFit:
 
         # Call Keras' train function only to find the plan of its step: `_find_step` ends the call. The dataset is
         # empty, so that eager code before the step trains nothing.
-        empty = tf.data.Dataset.from_generator(lambda: iter(()), output_signature=iterator.element_spec)
-        ends = (_StepFoundError, StopIteration, tf.errors.OutOfRangeError)
-        with function_calls.intercept_calls(self._find_step), contextlib.suppress(*ends):
-            self.model.train_function(iter(empty))
+        empty_dataset = tf.data.Dataset.from_generator(lambda: iter(()), output_signature=iterator.element_spec)
+        expected_errors = (_StepFoundError, StopIteration, tf.errors.OutOfRangeError)
+        with function_calls.intercept_calls(self._find_step), contextlib.suppress(*expected_errors):
+            self.model.train_function(iter(empty_dataset))
         step = self._step
         own_obstacle = "its step cannot be traced by itself" if step is None else step.why_not
         parts = [] if step is None else step.parts
@@ -178,25 +178,31 @@ def _find_obstacle(model: Any, batches: int | None, iterator: Any, callbacks: An
     """Why ranks cannot take turns at the batches of a call of `fit`, as far as is known before its step is traced."""
     import tensorflow as tf
 
-    chosen, here = settings.get_settings(), world.get_world()
+    user_settings, current_world = settings.get_settings(), world.get_world()
     # `save_freq` is a number of batches, or "epoch".
-    saving = next((one for one in callbacks if isinstance(getattr(one, "save_freq", "epoch"), int)), None)
+    saving_callback = next(
+        (callback for callback in callbacks if isinstance(getattr(callback, "save_freq", "epoch"), int)), None
+    )
     reasons = {
-        "the ranks are on several hosts, which have no memory in common": here.has_several_nodes,
-        "with MATEX_SCALING=weak a batch is each rank's own already": chosen.scaling == "weak",
-        "with MATEX_MICROBATCH a model is called in parts": chosen.microbatch,
+        "the ranks are on several hosts, which have no memory in common": current_world.has_several_nodes,
+        "with MATEX_SCALING=weak a batch is each rank's own already": user_settings.scaling == "weak",
+        "with MATEX_MICROBATCH a model is called in parts": user_settings.microbatch,
         "its weights are in the memory of a GPU": tf.config.list_logical_devices("GPU"),
         "its data are each rank's own": own_data.is_own(iterator),
         "its number of batches is not known before they are read": batches is None,
-        f"an epoch has {batches} batches, fewer than there are ranks": (batches or 0) < here.size,
+        f"an epoch has {batches} batches, fewer than there are ranks": (batches or 0) < current_world.size,
         "XLA compiles its step (jit_compile=True)": getattr(model, "jit_compile", False),
-        f"a callback, {type(saving).__name__}, saves within an epoch": saving,
+        f"a callback, {type(saving_callback).__name__}, saves within an epoch": saving_callback,
     }
     return next((why for why, holds in reasons.items() if holds), choice.find_obstacle(model))
 
 
 def _report_turns() -> None:
-    how = "one at a time; the result is that of the script alone, but for draws of tf.random"
+    description = "one at a time; the result is that of the script alone, but for draws of tf.random"
     if bound := read_bound():
-        how = f"at most {bound} ahead of the oldest under way; results are statistical, not those of the script alone"
-    notes.print_note(f"asynchronous: {world.get_world().size} ranks, whole batches in turn, {how} (docs/strategies.md)")
+        description = (
+            f"at most {bound} ahead of the oldest under way; results are statistical, not those of the script alone"
+        )
+    notes.print_note(
+        f"asynchronous: {world.get_world().size} ranks, whole batches in turn, {description} (docs/strategies.md)"
+    )

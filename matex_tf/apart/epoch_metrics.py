@@ -40,6 +40,8 @@ class EpochMetrics:
             logs.update(self._metrics)
             return
         own_logs = {name: logs[name].numpy() if hasattr(logs[name], "numpy") else logs[name] for name in names}
-        gathered = objects.allgather((order, own_logs), "the metrics of an epoch of ranks that trained by themselves")
-        ordered = [rank_logs for _, rank_logs in sorted(gathered, key=lambda one: one[0])]
+        orders_and_logs = objects.allgather(
+            (order, own_logs), "the metrics of an epoch of ranks that trained by themselves"
+        )
+        ordered = [rank_logs for _, rank_logs in sorted(orders_and_logs, key=lambda order_and_logs: order_and_logs[0])]
         logs.update({name: combine([rank_logs[name] for rank_logs in ordered]) for name in names})

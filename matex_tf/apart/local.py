@@ -120,20 +120,28 @@ class LocalSteps:
         self._may_differ = False
         if self._steps:
             self._average_trained()
-        others = [variable for key, variable in self._used.items() if key not in self._trained]
-        others = sorted((variable for variable in others if variable.dtype.name != "string"), key=find_birth)
-        digests = [ops.hash_content(read_value(variable)) for variable in others]
-        everyone = objects.allgather(digests, "the variables of ranks that trained by themselves")
-        _average([variable for variable, of_ranks in zip(others, zip(*everyone)) if len(set(of_ranks)) > 1])
+        other_variables = [variable for variable_id, variable in self._used.items() if variable_id not in self._trained]
+        other_variables = sorted(
+            (variable for variable in other_variables if variable.dtype.name != "string"), key=find_birth
+        )
+        digests = [ops.hash_content(read_value(variable)) for variable in other_variables]
+        digests_by_rank = objects.allgather(digests, "the variables of ranks that trained by themselves")
+        _average(
+            [
+                variable
+                for variable, digests_of_ranks in zip(other_variables, zip(*digests_by_rank))
+                if len(set(digests_of_ranks)) > 1
+            ]
+        )
         self._trained, self._used = {}, {}
         agreement.expect_differences(False)
-        for model, metrics in self._epoch_metrics.items():
-            metrics.read_metrics(model)
+        for model, epoch_metrics in self._epoch_metrics.items():
+            epoch_metrics.read_metrics(model)
 
     def _update_logs(self, model: Any, logs: dict[str, Any]) -> None:
-        metrics = self._epoch_metrics.pop(model, None)
-        if metrics is not None:
-            metrics.update_logs(logs, lambda values: sum(values) / len(values))
+        epoch_metrics = self._epoch_metrics.pop(model, None)
+        if epoch_metrics is not None:
+            epoch_metrics.update_logs(logs, lambda values: sum(values) / len(values))
 
     def _average_trained(self) -> None:
         self._steps = 0
@@ -164,20 +172,20 @@ def _average(variables: Sequence[Any]) -> None:
     """Set TensorFlow variables to their averages over the ranks. Collective."""
     import tensorflow as tf
 
-    ranks = world.get_world().size
-    floats = [variable for variable in variables if is_divisible(variable.dtype)]
-    if floats:
-        names, numbers = list(map(find_name, floats)), list(map(_read_numbers, floats))
+    rank_count = world.get_world().size
+    float_variables = [variable for variable in variables if is_divisible(variable.dtype)]
+    if float_variables:
+        names, numbers = list(map(find_name, float_variables)), list(map(_read_numbers, float_variables))
         # One op sums all of them, as it sums gradients.
         sums = ops.reduce_gradients(numbers, names, ops.make_weight(1), "the average of variables", is_update=False)
-        for variable, total in zip(floats, sums):
-            average = tf.cast(total / ranks, variable.dtype.real_dtype)
+        for variable, total in zip(float_variables, sums):
+            average = tf.cast(total / rank_count, variable.dtype.real_dtype)
             variable.assign(tf.bitcast(average, variable.dtype))
     for variable in variables:
         if not is_divisible(variable.dtype):  # an integer variable has no fractions
             number = tf.cast(variable.read_value(), tf.int64)
             total = ops.allreduce(number, "sum", f"the average of '{find_name(variable)}'")
-            variable.assign(tf.cast(total // ranks, variable.dtype))
+            variable.assign(tf.cast(total // rank_count, variable.dtype))
 
 
 def _read_numbers(variable: Any) -> Any:

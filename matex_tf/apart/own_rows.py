@@ -56,16 +56,16 @@ class OwnExchanger(Exchanger):
     def exchange(self, requests: Sequence[Request], batch_slice: Slice, is_last: bool = False) -> list[Any]:
         """The results of the requests if the tensors of each rank were those of this rank."""
         contributes = batch_slice.contributes
-        ranks = world.get_world().trainers  # the ranks that compute rows
+        rank_count = world.get_world().trainers  # the ranks that compute rows
 
         def compute_result(kind: str, tensor: Any) -> Any:
             if kind == "gather":
                 rows = tf.cond(contributes, lambda: tensor, lambda: tensor[:0])
                 rows.set_shape([None, *tensor.shape[1:]])
-                return tf.concat([rows] * ranks, 0)
+                return tf.concat([rows] * rank_count, 0)
             if tensor.dtype.is_bool:
                 return tf.logical_and(tensor, contributes)
-            return tf.where(contributes, tensor * ranks, tf.zeros_like(tensor))
+            return tf.where(contributes, tensor * rank_count, tf.zeros_like(tensor))
 
         return [compute_result(request.kind, request.tensor) for request in requests]
 
@@ -94,23 +94,25 @@ def find_obstacle(program: Program) -> str:
     bodies = [body for node in program.nodes for body in node.bodies]
     if any(value.placement.is_sharded for body in bodies for value, _ in body.iterate_exchanged()):
         return _USES_OTHERS
-    from_gathered: set[int] = set()  # ids of gathered values, and of values that are computed from these
+    gathered_ids: set[int] = set()  # ids of gathered values, and of values that are computed from these
     for node in program.nodes:
         for value, need in zip(node.inputs, node.decision.needs):  # need: the placement that the op needs
             if need is None:
                 continue
-            exchanges = needs_exchange(value.placement, need)
-            if need.kind == SHARDED and (exchanges or id(value) in from_gathered):
+            is_exchanged = needs_exchange(value.placement, need)
+            if need.kind == SHARDED and (is_exchanged or id(value) in gathered_ids):
                 return _USES_OTHERS
-            if exchanges and value.placement.is_sharded:
-                from_gathered.add(id(value))
-        if any(id(value) in from_gathered for value in node.inputs):
-            from_gathered.update(map(id, node.outputs))
+            if is_exchanged and value.placement.is_sharded:
+                gathered_ids.add(id(value))
+        if any(id(value) in gathered_ids for value in node.inputs):
+            gathered_ids.update(map(id, node.outputs))
     # The script must not get gathered rows, neither as a result nor later from a variable. A value that was computed
     # from gathered rows has rows itself only if an axis of it is as long as an axis of rows.
-    made = [value for node in program.nodes for value in node.outputs]
+    node_outputs = [value for node in program.nodes for value in node.outputs]
     shapes = (
-        (value.whole_shape, value.placement.axis) for value in (*program.inputs, *made) if value.placement.is_sharded
+        (value.whole_shape, value.placement.axis)
+        for value in (*program.inputs, *node_outputs)
+        if value.placement.is_sharded
     )
     row_counts = {shape[axis] for shape, axis in shapes if shape is not None}
 
@@ -119,25 +121,25 @@ def find_obstacle(program: Program) -> str:
         shape = value.whole_shape
         return shape is None or any(size is None or size in row_counts for size in shape)
 
-    kept = [value for node in program.effects for value in node.inputs]  # such as a memory bank in a variable
-    if any(id(value) in from_gathered and may_be_rows(value) for value in (*program.outputs, *kept)):
+    effect_inputs = [value for node in program.effects for value in node.inputs]  # such as a memory bank in a variable
+    if any(id(value) in gathered_ids and may_be_rows(value) for value in (*program.outputs, *effect_inputs)):
         return _USES_OTHERS
     return _USES_OTHERS if any(value.placement.is_sharded for value in program.outputs) else ""
 
 
 def _keeps_integers(program: Program) -> bool:
     """Whether an integer or a boolean that all ranks have becomes a term of a sum, also in branches and loops."""
-    brought: list[tuple[Value, Placement | None]] = []
-    for inner in program.iterate_programs():
-        brought += zip(inner.outputs, inner.gives)
+    values_and_needs: list[tuple[Value, Placement | None]] = []
+    for inner_program in program.iterate_programs():
+        values_and_needs += zip(inner_program.outputs, inner_program.gives)
     for node in program.iterate_nodes():
-        brought += zip(node.inputs, node.decision.needs)
+        values_and_needs += zip(node.inputs, node.decision.needs)
     terms = [
         value
-        for value, need in brought
+        for value, need in values_and_needs
         if need is not None and need.kind == PARTIAL and value.placement.kind != PARTIAL
     ]
     # Numbers without a seed: one rank draws them for all (`randoms.draw_once`).
-    drawn = [value for node in program.iterate_nodes() if has_no_seed(node.op) for value in node.outputs]
-    terms += [value for value in drawn if value.placement.kind == PARTIAL]
+    drawn_values = [value for node in program.iterate_nodes() if has_no_seed(node.op) for value in node.outputs]
+    terms += [value for value in drawn_values if value.placement.kind == PARTIAL]
     return any(not is_divisible(value.dtype) and not value.placement.is_zero for value in terms)

@@ -42,8 +42,8 @@ class Pipeline:
 
         Raises LookupError if the batch was passed and is no longer kept.
         """
-        wanted = self._epoch_start + number
-        while self._taken <= wanted:
+        wanted_number = self._epoch_start + number
+        while self._taken <= wanted_number:
             batch = self._take_batch(self._iterator)
             if batch is None:
                 return None
@@ -52,6 +52,6 @@ class Pipeline:
             self._kept.append((self._taken, batch.take_whole()))
             self._taken += 1
         for kept_number, kept_batch in self._kept:
-            if kept_number == wanted:
+            if kept_number == wanted_number:
                 return kept_batch
         raise LookupError(f"batch {number} of the epoch is no longer kept")

@@ -57,9 +57,9 @@ class Rescue:
         """Begin an epoch; this object's bytes in the store begin at `offset`."""
         self._offset, self._version = offset, 1
         me = world.get_world()
-        added = self._sums.compute_added()
+        own_amounts = self._sums.compute_added()
         for version in (0, 1):  # zeros; version 1 counts until this rank has trained a batch (`store.read_version`)
-            self._write_slot(me.rank, version, added)
+            self._write_slot(me.rank, version, own_amounts)
         self._ranks = list(range(me.size))
         self._lost, self._added = set(), set()
 
@@ -84,9 +84,11 @@ class Rescue:
             is_first, batch = store.note_loss(rank)
             if is_first:
                 remaining = me.size - sum(map(store.is_lost, range(me.size)))
-                text = "it had no batch" if batch is None else f"another rank trains its batch, {batch} of the epoch"
-                where = f"within an epoch of asynchronous training; {text}"
-                elastic.report_loss({rank: me.hosts[rank]}, remaining, where)
+                batch_text = (
+                    "it had no batch" if batch is None else f"another rank trains its batch, {batch} of the epoch"
+                )
+                place_text = f"within an epoch of asynchronous training; {batch_text}"
+                elastic.report_loss({rank: me.hosts[rank]}, remaining, place_text)
 
     def _handle_loss(self, _became_first: bool) -> None:
         """Continue with the other ranks, which have new numbers. A listener of `events.world_changed`.
@@ -122,7 +124,9 @@ class Rescue:
 
     def _read_slot(self, rank: int, version: int) -> list[np.ndarray]:
         data, amounts, offset = self._map_slot(rank, version).tobytes(), [], 0
-        for like in self._sums.compute_added():
-            amounts.append(np.frombuffer(data[offset : offset + like.nbytes], like.dtype).reshape(like.shape))
-            offset += like.nbytes
+        for own_amount in self._sums.compute_added():
+            amounts.append(
+                np.frombuffer(data[offset : offset + own_amount.nbytes], own_amount.dtype).reshape(own_amount.shape)
+            )
+            offset += own_amount.nbytes
         return amounts

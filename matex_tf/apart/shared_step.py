@@ -50,12 +50,12 @@ class SharedStep:
         metrics = _find_inner(model.metrics_variables)
         metric_ids = set(map(id, metrics))
         weights = [variable for variable in _find_inner(model.weights) if id(variable) not in metric_ids]
-        trained = set(map(id, _find_inner(model.trainable_variables)))
-        optimizer = _find_inner(model.optimizer.variables)
-        sharable = list({id(variable): variable for variable in [*weights, *optimizer]}.values())
+        trained_ids = set(map(id, _find_inner(model.trainable_variables)))
+        optimizer_variables = _find_inner(model.optimizer.variables)
+        sharable = list({id(variable): variable for variable in [*weights, *optimizer_variables]}.values())
         sharable_ids = set(map(id, sharable))
         private = [variable for variable in _find_inner(model.variables) if id(variable) not in sharable_ids]
-        states = [variable for variable in weights if id(variable) not in trained]  # such as moving averages
+        states = [variable for variable in weights if id(variable) not in trained_ids]  # such as moving averages
         try:
             self.why_not = self._copy(additive.Additions(sharable, states), sharable, metrics, private)
         except Exception as error:  # the copy of an op may raise any error; the ranks then use allreduce
@@ -63,10 +63,10 @@ class SharedStep:
         self.sums, changed_private = self._list_changed(metrics), self._list_changed(private)
         if self._function is not None:
             self.counters = additive.find_amounts(self._function.graph, changed_private)
-        counted = [variable for variable, _ in self.counters]
+        counter_variables = [variable for variable, _ in self.counters]
         # Weights are not a rank's own, and a variable of another list is not listed again.
-        not_own_ids = set(map(id, [*weights, *self.shared, *self.sums, *counted]))
-        scalars = [variable for variable in optimizer if variable.shape.rank == 0]
+        not_own_ids = set(map(id, [*weights, *self.shared, *self.sums, *counter_variables]))
+        scalars = [variable for variable in optimizer_variables if variable.shape.rank == 0]
         self.own = [variable for variable in [*scalars, *changed_private] if id(variable) not in not_own_ids]
 
     def _copy(
@@ -81,8 +81,8 @@ class SharedStep:
         program = additive.read_step(plan.graph)
         # The inputs of the plan's graph are, in this order: the one argument, the captured tensors, and the batch.
         captured = [outer for outer, _ in plan.traced.graph.captures]
-        argument, *others = plan.graph.inputs
-        batch_components = others[len(captured) :]
+        argument, *other_inputs = plan.graph.inputs
+        batch_components = other_inputs[len(captured) :]
 
         def step(iterator: Any, *batch: Any) -> list[Any]:
             nonlocal obstacle
@@ -96,9 +96,9 @@ class SharedStep:
         specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in (argument, *batch_components)]
         self._function = trace_own(step, input_signature=specs)
         self.parts = additions.parts
-        unsupported = next((variable for variable in self.shared if variable.dtype.name not in _TYPES), None)
-        if unsupported is not None:
-            return f"'{find_name(unsupported)}' has dtype {unsupported.dtype.name}"
+        unsupported_variable = next((variable for variable in self.shared if variable.dtype.name not in _TYPES), None)
+        if unsupported_variable is not None:
+            return f"'{find_name(unsupported_variable)}' has dtype {unsupported_variable.dtype.name}"
         return obstacle
 
     def _list_changed(self, variables: Sequence[Any]) -> list[Any]:

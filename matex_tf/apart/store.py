@@ -55,11 +55,11 @@ def make_store(size: int, batches: int, parts: int) -> bool:
     parts: the number of additions in a step, by which it changes the shared variables. For each, the store records how
         much of it a rank has added, so that another rank can add the rest if the rank is lost.
     """
-    exists, c = ctypes.c_int(), ops.get_library().c
+    exists, c_library = ctypes.c_int(), ops.get_library().c
     with objects.start_exchange("making the memory in which ranks train together"):
-        failed = c.matex_store_make(size, batches, parts, ctypes.byref(exists))
+        failed = c_library.matex_store_make(size, batches, parts, ctypes.byref(exists))
     if failed:
-        raise errors.SetupError(interface.get_last_error(c))
+        raise errors.SetupError(interface.get_last_error(c_library))
     return bool(exists.value)
 
 
@@ -119,8 +119,8 @@ def note_loss(rank: int) -> tuple[bool, int | None]:
 
     Returns whether this call is the first for that rank, and the batch; None if it had no batch.
     """
-    batch, c = ctypes.c_int64(-1), ops.get_library().c
-    is_first = bool(c.matex_store_lose(rank, ctypes.byref(batch)))
+    batch, c_library = ctypes.c_int64(-1), ops.get_library().c
+    is_first = bool(c_library.matex_store_lose(rank, ctypes.byref(batch)))
     return is_first, None if batch.value < 0 else batch.value
 
 

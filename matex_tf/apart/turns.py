@@ -182,18 +182,18 @@ class Turns:
         self._sums.assign_sum([end.added for end in ends])
         if len({end.digest for end in ends if end.digest}) > 1:
             notes.print_note(OTHER_ORDER)
-        out_of_data = [end for end in ends if end.reason == _OUT_OF_DATA]
-        if not out_of_data:
+        ends_out_of_data = [end for end in ends if end.reason == _OUT_OF_DATA]
+        if not ends_out_of_data:
             # All pipelines advance to the same batch, so that their next random draws are equal. The newest batch may
             # be one that no rank in `ends` has taken, if the rank with that batch was lost.
             self._pipeline.fetch_batch(max(self._trained - 1, *(end.newest_taken for end in ends)))
         # The other variables get the values that the script alone would have now, after its last step. If the data
         # have ended, its last step is the first step that found no batch.
-        if out_of_data:
-            last = min(out_of_data, key=lambda end: end.newest_taken)
+        if ends_out_of_data:
+            last_end = min(ends_out_of_data, key=lambda end: end.newest_taken)
         else:
-            last = max(ends, key=lambda end: end.own_values.batch)
-        self._own_values.assign_values(last.own_values)
+            last_end = max(ends, key=lambda end: end.own_values.batch)
+        self._own_values.assign_values(last_end.own_values)
         self._counters.move_to(self._trained)
         reasons = [end.reason for end in ends if end.reason]
         if self._trained != self._batches and not reasons:
@@ -206,20 +206,20 @@ class Turns:
 
     def _gather_ends(self) -> list[_EpochEnd]:
         """The ends of all ranks, which include the sums of lost ranks. Collective."""
-        what = "the end of an epoch of asynchronous training"
+        operation = "the end of an epoch of asynchronous training"
 
         def gather() -> list[_EpochEnd]:
             own_values = self._own_values.keep_values(self.newest)
             end = _EpochEnd(
                 self._reason, self._pipeline.digest, self._newest_taken, own_values, self._sums.compute_added()
             )
-            return objects.allgather(end, what)
+            return objects.allgather(end, operation)
 
         if self._rescue is None:
             return gather()
         self._rescue.is_meeting = True
         try:
-            ends: list[_EpochEnd] = membership.attempt_collectives(what, gather)
+            ends: list[_EpochEnd] = membership.attempt_collectives(operation, gather)
         finally:
             self._rescue.is_meeting = False
         return ends
@@ -238,15 +238,15 @@ class Turns:
     def report_turns(self) -> None:
         """Report statistics of the turns. Collective."""
         statistics = objects.allgather((self._staleness_counts, self._waited_seconds), "how asynchronous training went")
-        counts: Counter[int] = sum((of_rank for of_rank, _ in statistics), Counter())
+        counts: Counter[int] = sum((counts_of_rank for counts_of_rank, _ in statistics), Counter())
         if counts:
-            waited = sum(seconds for _, seconds in statistics)
-            notes.print_note(staleness.describe_turns(counts, waited, self._updates - sum(counts.values())))
+            waited_seconds = sum(seconds for _, seconds in statistics)
+            notes.print_note(staleness.describe_turns(counts, waited_seconds, self._updates - sum(counts.values())))
 
     def _enter_epoch(self, first: int, count: int) -> None:
         """Let ranks take the batches of an epoch from number `first` on. Collective."""
-        what = "the start of an epoch of asynchronous training"
-        membership.attempt_collectives(what, lambda: self._begin_turns(first, count))
+        operation = "the start of an epoch of asynchronous training"
+        membership.attempt_collectives(operation, lambda: self._begin_turns(first, count))
         self.is_within = True
 
     def _begin_turns(self, first: int, count: int) -> None:
@@ -289,8 +289,10 @@ class Turns:
         turn = store.begin_batch(self._bound, 0)
         if turn.status == store.TurnStatus.NOT_YET:
             start = time.perf_counter()
-            other = f"rank {turn.oldest_rank}" if turn.oldest_rank >= 0 else "another rank"
-            with ops.announce_exchange(f"a batch, or an epoch's end, that comes when {other} has trained an older one"):
+            awaited_rank = f"rank {turn.oldest_rank}" if turn.oldest_rank >= 0 else "another rank"
+            with ops.announce_exchange(
+                f"a batch, or an epoch's end, that comes when {awaited_rank} has trained an older one"
+            ):
                 while turn.status == store.TurnStatus.NOT_YET:
                     if self._rescue is not None:
                         self._rescue.find_losses()

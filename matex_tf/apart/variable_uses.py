@@ -52,10 +52,10 @@ def find_stale_use(handle: Any) -> str:
     created after the addition, of a value that was read before.
     """
     numbers = {op.name: number for number, op in enumerate(handle.graph.get_operations())}  # in order of creation
-    adds = [numbers[op.name] for op in handle.consumers() if op.type in ADDS]
+    addition_numbers = [numbers[op.name] for op in handle.consumers() if op.type in ADDS]
     for read in _list_reads(handle):
         for user in _list_viewers(read):
-            if any(numbers[read.name] < add < numbers[user.name] for add in adds):
+            if any(numbers[read.name] < addition_number < numbers[user.name] for addition_number in addition_numbers):
                 return user.name
     return ""
 
@@ -77,14 +77,14 @@ class Use(NamedTuple):
 
 def list_uses(graph: Any) -> dict[int, list[Use]]:
     """The uses of each handle that the graph captures, by the handle's id, including uses in called functions."""
-    found: dict[int, list[Use]] = {}
+    uses_by_handle: dict[int, list[Use]] = {}
     for outer, inner in list_handles(graph):
-        uses = found.setdefault(id(outer), [])
+        uses = uses_by_handle.setdefault(id(outer), [])
         for op in inner.consumers():
             for index, tensor in enumerate(op.inputs):
                 if tensor.name == inner.name:
                     uses += _iterate_uses(graph, op.node_def, index, frozenset())
-    return found
+    return uses_by_handle
 
 
 def _iterate_uses(graph: Any, node: Any, index: int, within: frozenset[str]) -> Iterator[Use]:
@@ -100,6 +100,7 @@ def _iterate_uses(graph: Any, node: Any, index: int, within: frozenset[str]) -> 
         definition = getattr(function, "cached_definition", None) or context.context().get_function_def(name)
         parameter = definition.signature.input_arg[argument].name
         for inner_node in definition.node_def:
-            for inner_index, text in enumerate(inner_node.input):
-                if text.partition(":")[0] == parameter:  # an input is the name of a parameter, or "op:output:index"
+            for inner_index, input_name in enumerate(inner_node.input):
+                # An input is the name of a parameter, or "op:output:index".
+                if input_name.partition(":")[0] == parameter:
                     yield from _iterate_uses(graph, inner_node, inner_index, within | {node.op})

@@ -73,12 +73,15 @@ if [ $code -eq {again} ]; then
         $((SECONDS / 3600)) $((SECONDS / 60 % 60)) $((SECONDS % 60)) "$kept"{value}
 {lines}fi
 """
-# A shell handles a signal only between commands, or during `wait`. So the command runs in the background. The signal
-# ends `wait`, so the script waits again while the command runs. The command may end before the script can wait again:
-# then the last `wait` returns its exit code. If an earlier `wait` has returned the code, bash in POSIX mode and some
-# other shells have forgotten it, and return 127. $asked is empty before the warning. It is `told` if the trap has
-# passed the warning on to the command, and `early` if the warning came before the command started. A run that was not
-# yet ready for the warning ends by the signal; then the exit code says that the run asks to be started again.
+# - The command runs in the background, because a shell handles a signal between commands and during `wait`, but not
+#   while a command of the foreground runs.
+# - The signal ends `wait`, so the script waits again while the command runs.
+# - The command may end before the script can wait again: then the last `wait` returns its exit code. 127 means that the
+#   shell no longer has the code, because an earlier `wait` has returned it (bash in POSIX mode): that one counts.
+# - $asked is empty before the warning; `early` if the warning came before the command started; `told` if the trap has
+#   passed it on to the command.
+# - A run that was not yet ready for the warning ends by the signal. Its exit code becomes the one of a run that asks to
+#   be started again.
 _SCRIPT = """\
 #!/bin/bash
 {heads}submit_folder=$PWD run_folder={folder} child= asked=

@@ -254,8 +254,10 @@ def find_job(number: str) -> Job:
         answer = _ask("scontrol", "show", "job", number)
         output_match = re.search(r"^ +StdOut=(.*)/output$", answer.stdout, re.MULTILINE)
         folder = output_match.group(1) if output_match else ""
-        # The output of an array's task is in the folder of the task, within the folder of the run.
-        return Job(number, os.path.dirname(folder) if slurm_messages.read_states(answer.stdout) else folder)
+        # The output of an array's task is in the folder of the task, within the folder of the run. Each task also has a
+        # number of its own, for which Slurm describes this task only.
+        is_array = re.search(rf"^JobId=\d+ ArrayJobId={number} ", answer.stdout, re.MULTILINE)
+        return Job(number, os.path.dirname(folder) if is_array else folder)
     return Job(number)
 
 

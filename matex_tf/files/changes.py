@@ -148,15 +148,17 @@ def _wrap_link(original: Any) -> Any:
     """For `os.link`: the view makes a copy in place of a hard link."""
 
     def link(src, dst, **kwargs):
-        source, target = find_key(src, kwargs), find_key(dst, kwargs, follow=False)
-        if target is None and source is None:
+        source_key, target_key = find_key(src, kwargs), find_key(dst, kwargs, follow=False)
+        if target_key is None and source_key is None:
             return original(src, dst, **kwargs)
         with real_files.use_real_files():
             view = overlay.get_own_view()
-            place = src if source is None else view.copy_up(source)
-            if os.path.lexists(dst) if target is None else view.exists(target):
+            source_path = src if source_key is None else view.copy_up(source_key)
+            if os.path.lexists(dst) if target_key is None else view.exists(target_key):
                 raise make_error(errno.EEXIST, dst)
-            shutil.copy2(place, dst if target is None else view.prepare_write(target, keep=False, exclusive=True))
+            shutil.copy2(
+                source_path, dst if target_key is None else view.prepare_write(target_key, keep=False, exclusive=True)
+            )
 
     return link
 

@@ -76,10 +76,10 @@ def _run_on_rank_0(run: Callable[[], Any], name: str, arguments: Sequence[Any], 
     with _is_inside.set():
         if len(set(hashes)) > 1:  # all ranks see the same hashes, so each runs its own command here
             return run()
-        shown = str(arguments[0] if arguments else name)[:_SHOWN_CHARACTERS]
+        shown_command = str(arguments[0] if arguments else name)[:_SHOWN_CHARACTERS]
         with _adopt_changes(options):
             objects.barrier("a command begins")
-            result, error = first_rank.catch_on_first(run, "the result of a command", f"running {shown!r}")
+            result, error = first_rank.catch_on_first(run, "the result of a command", f"running {shown_command!r}")
         objects.barrier("a command has ended")
     if error is not None:
         raise error
@@ -116,8 +116,8 @@ def _adopt_changes(options: Mapping[str, Any]) -> Iterator[None]:
 
 def _hash_command(name: str, arguments: Sequence[Any], options: Mapping[str, Any]) -> str:
     """A hash of a command and the working folder, without the options `_OF_THE_RANK`, such as open files."""
-    common = {key: value for key, value in options.items() if key not in _OF_THE_RANK}
-    text = repr((name, _normalize_value(list(arguments)), _normalize_value(common), os.getcwd()))
+    common_options = {key: value for key, value in options.items() if key not in _OF_THE_RANK}
+    text = repr((name, _normalize_value(list(arguments)), _normalize_value(common_options), os.getcwd()))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
@@ -126,7 +126,7 @@ def _normalize_value(value: Any) -> Any:
     if isinstance(value, Mapping):
         return [(str(key), _normalize_value(value[key])) for key in sorted(value, key=str)]
     if isinstance(value, (list, tuple)):
-        return [_normalize_value(part) for part in value]
+        return [_normalize_value(item) for item in value]
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     return value if isinstance(value, (str, bytes, int, float, type(None))) else type(value).__name__
@@ -228,10 +228,10 @@ def _replace_paths_in_arguments(arguments: dict[str, Any]) -> None:
 def _replace_match(folder: str, is_folder_own: bool, match: re.Match[str]) -> str:
     """A word of a shell command, or the real path of this rank's own file that the word names."""
     is_first = _COMMAND_BEGINS.search(match.string[: match.start()]) is not None
-    place = _locate_word(match[0], folder, is_folder_own, is_first)
+    real_path = _locate_word(match[0], folder, is_folder_own, is_first)
     # The word may be within quotes already, or not. So a path that needs quotes cannot replace it.
-    needs_quotes = place is not None and place != shlex.quote(place)
-    return match[0] if place is None or needs_quotes else place
+    needs_quotes = real_path is not None and real_path != shlex.quote(real_path)
+    return match[0] if real_path is None or needs_quotes else real_path
 
 
 def _locate_word(word: Any, folder: str, is_folder_own: bool, is_first: bool) -> str | None:

@@ -40,14 +40,14 @@ def list_parts(path: str) -> list[Part]:
     `path` is a file, a folder, or the prefix of a checkpoint's files.
     """
     if os.path.isdir(path):
-        names = [os.path.join(folder, name) for folder, _, inside in os.walk(path) for name in inside]
+        paths = [os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names]
     elif os.path.isfile(path):
-        names = [path]
+        paths = [path]
     else:
-        start = glob.escape(path)
-        names = [*glob.glob(start + ".index"), *glob.glob(start + ".data-*"), *glob.glob(start + ".meta")]
-    states = [(name, os.stat(name)) for name in sorted(names)]
-    return [Part(name[len(path) :], state.st_size, state.st_mtime_ns) for name, state in states]
+        prefix = glob.escape(path)
+        paths = [*glob.glob(prefix + ".index"), *glob.glob(prefix + ".data-*"), *glob.glob(prefix + ".meta")]
+    states = [(file_path, os.stat(file_path)) for file_path in sorted(paths)]
+    return [Part(file_path[len(path) :], state.st_size, state.st_mtime_ns) for file_path, state in states]
 
 
 def deliver_file(path: str) -> None:
@@ -55,29 +55,29 @@ def deliver_file(path: str) -> None:
     me = world.get_world()
     path_of_0, parts = objects.broadcast((path, list_parts(path)) if me.rank == 0 else None, "the list of saved files")
     place = os.path.abspath(path)  # as the script sees it: the real working folder may be in the private folder
-    is_same = path == path_of_0 and _leads_to_same(path)
-    if not is_same:
+    is_same_file = path == path_of_0 and _leads_to_same(path)
+    if not is_same_file:
         # `find_real_path` returns the path of the copy in the private folder; or `path`, if the view does not handle
         # it, such as a temporary path that only this rank uses. The folder of `path` may be missing, because the save
         # has created only the folder of rank 0's path.
         os.makedirs(os.path.dirname(path) or os.curdir, exist_ok=True)
         place = find_real_path(path, "w", creates_more_files=True)
-    missing = [part for part in parts if not _has_part(place, part)]
-    if is_same:  # otherwise this rank reads its copy
+    missing_parts = [part for part in parts if not _has_part(place, part)]
+    if is_same_file:  # otherwise this rank reads its copy
         _show_parts(path, parts)  # before `realpath`: it may change the working folder
     # Of each rank: its host, its place, and the parts that it lacks.
-    everyone = objects.allgather((me.host, os.path.realpath(place), missing), "which ranks lack saved files")
+    reports = objects.allgather((me.host, os.path.realpath(place), missing_parts), "which ranks lack saved files")
     # Several ranks of a host may lack the same files. The first of them writes the files for all. It writes every part
     # that is sent, also one that only another place lacks.
-    writers: dict[tuple[str, str], int] = {}  # by host and place
-    to_send: set[Part] = set()
-    for rank, (host, real_path, missing_there) in enumerate(everyone):
-        if missing_there and writers.setdefault((host, real_path), rank) == rank:
-            to_send.update(missing_there)
-    if writers:
+    writer_ranks: dict[tuple[str, str], int] = {}  # by host and place
+    parts_to_send: set[Part] = set()
+    for rank, (host, real_path, rank_missing_parts) in enumerate(reports):
+        if rank_missing_parts and writer_ranks.setdefault((host, real_path), rank) == rank:
+            parts_to_send.update(rank_missing_parts)
+    if writer_ranks:
         for part in parts:
-            if part in to_send:
-                _send_part(path, place, part, writes=me.rank in writers.values())
+            if part in parts_to_send:
+                _send_part(path, place, part, writes=me.rank in writer_ranks.values())
         objects.barrier("copies of saved files are complete")
 
 
@@ -99,11 +99,11 @@ def _has_part(place: str, part: Part) -> bool:
     with real_files.use_real_files():
         try:
             # Opening refreshes the attributes on a network file system.
-            handle = os.open(place + part.suffix, os.O_RDONLY)
+            descriptor = os.open(place + part.suffix, os.O_RDONLY)
         except FileNotFoundError:
             return False
-        state = os.fstat(handle)
-        os.close(handle)
+        state = os.fstat(descriptor)
+        os.close(descriptor)
         return (state.st_size, state.st_mtime_ns) == (part.size, part.modified)
 
 
@@ -128,19 +128,21 @@ def _show_parts(path: str, parts: list[Part]) -> None:
 
 def _send_part(path: str, place: str, part: Part, writes: bool) -> None:
     """Send a file of rank 0's save to `path` to all ranks. writes: this rank writes it, at `place`. Collective."""
-    target = place + part.suffix
-    temporary = f"{target}.{os.getpid()}.part"
+    target_path = place + part.suffix
+    temporary_path = f"{target_path}.{os.getpid()}.part"
     with real_files.use_real_files(), contextlib.ExitStack() as stack:
-        source = stack.enter_context(open(path + part.suffix, "rb")) if world.get_world().rank == 0 else None
-        sink = None
+        source_file = stack.enter_context(open(path + part.suffix, "rb")) if world.get_world().rank == 0 else None
+        target_file = None
         if writes:
-            os.makedirs(os.path.dirname(target) or ".", exist_ok=True)
-            sink = stack.enter_context(open(temporary, "wb"))
+            os.makedirs(os.path.dirname(target_path) or ".", exist_ok=True)
+            target_file = stack.enter_context(open(temporary_path, "wb"))
         for _ in range(-(-part.size // _BLOCK_BYTES)):  # rounded up
-            block = objects.broadcast(source.read(_BLOCK_BYTES) if source else None, "a block of a saved file")
-            if sink:
-                sink.write(block)
+            block = objects.broadcast(
+                source_file.read(_BLOCK_BYTES) if source_file else None, "a block of a saved file"
+            )
+            if target_file:
+                target_file.write(block)
     if writes:
         with real_files.use_real_files():
-            os.utime(temporary, ns=(part.modified, part.modified))  # `_has_part` compares the time
-            os.replace(temporary, target)
+            os.utime(temporary_path, ns=(part.modified, part.modified))  # `_has_part` compares the time
+            os.replace(temporary_path, target_path)

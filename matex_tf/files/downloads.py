@@ -34,9 +34,9 @@ _HEAD_START_SECONDS = 2.0
 def _put_everywhere(owner: Any, name: str, make: Any) -> None:
     """Replace the function in all modules of Keras that refer to it, such as `keras.utils` and modules of data sets."""
     original = getattr(owner, name)
-    for module, other in list(sys.modules.items()):
-        if module.split(".")[0] in ("keras", "tf_keras") and getattr(other, "__dict__", {}).get(name) is original:
-            put_function(other, name, make)
+    for module_name, module in list(sys.modules.items()):
+        if module_name.split(".")[0] in ("keras", "tf_keras") and getattr(module, "__dict__", {}).get(name) is original:
+            put_function(module, name, make)
 
 
 @HOOKS.replace_in(
@@ -61,47 +61,51 @@ def _wrap_get_file(original: Any) -> Any:
 
 def _find_target(arguments: Mapping[str, Any]) -> tuple[str, str]:
     """The folder to which a call downloads, as Keras chooses it, and the name of the file."""
-    base = arguments.get("cache_dir") or os.environ.get("KERAS_HOME") or os.path.join(os.path.expanduser("~"), ".keras")
-    base = os.path.expanduser(base)
-    if not os.access(base, os.W_OK):
-        base = os.path.join("/tmp", ".keras")
+    cache_folder = (
+        arguments.get("cache_dir") or os.environ.get("KERAS_HOME") or os.path.join(os.path.expanduser("~"), ".keras")
+    )
+    cache_folder = os.path.expanduser(cache_folder)
+    if not os.access(cache_folder, os.W_OK):
+        cache_folder = os.path.join("/tmp", ".keras")
     name = arguments.get("fname") or os.path.basename(str(arguments.get("origin") or ""))
-    return os.path.join(base, arguments.get("cache_subdir", "datasets")), os.path.basename(os.fspath(name))
+    return os.path.join(cache_folder, arguments.get("cache_subdir", "datasets")), os.path.basename(os.fspath(name))
 
 
 @contextlib.contextmanager
 def _lock_download(folder: str, name: str) -> Iterator[None]:
     """A context in which no other rank on this file system downloads the file `name` to `folder`."""
-    locks = cache.find_cache_folder() / "downloads"
-    locks.mkdir(parents=True, exist_ok=True)
-    target = os.path.join(os.path.realpath(folder), name)
-    path = os.path.join(locks, hashlib.blake2b(target.encode(), digest_size=8).hexdigest() + ".lock")
+    lock_folder = cache.find_cache_folder() / "downloads"
+    lock_folder.mkdir(parents=True, exist_ok=True)
+    target_path = os.path.join(os.path.realpath(folder), name)
+    lock_path = os.path.join(lock_folder, hashlib.blake2b(target_path.encode(), digest_size=8).hexdigest() + ".lock")
     stem = name.split(".")[0]
     # What Keras may leave in the folder, by its version: the file, an archive, or the extracted contents.
-    results = [os.path.join(folder, each) for each in (name, f"{name}_archive", f"{stem}_extracted", stem)]
+    result_paths = [
+        os.path.join(folder, result_name) for result_name in (name, f"{name}_archive", f"{stem}_extracted", stem)
+    ]
     if world.get_world().rank > 0:
         deadline = time.monotonic() + _HEAD_START_SECONDS
         # A lock or a result: another rank is downloading, or has downloaded.
-        while time.monotonic() < deadline and not any(map(os.path.exists, (path, *results))):
+        while time.monotonic() < deadline and not any(map(os.path.exists, (lock_path, *result_paths))):
             time.sleep(0.02)
-    handle = _acquire_lock(path)
+    descriptor = _acquire_lock(lock_path)
     try:
         yield
     finally:
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
-        os.close(handle)
+            os.unlink(lock_path)
+        os.close(descriptor)
 
 
 def _acquire_lock(path: str) -> int:
     """A descriptor that holds the lock `path`, after a wait for other holders."""
     try:
-        handle = temp_folders.hold_file(path, waits=True)
+        descriptor = temp_folders.hold_file(path, waits=True)
     except OSError as error:
         if error.errno != errno.ELOOP:
             raise
         raise errors.SetupError(
             f"{path}: expected a lock file, found a symbolic link, which may lead anywhere. Remove it."
         ) from None
-    assert handle is not None
-    return handle
+    assert descriptor is not None
+    return descriptor

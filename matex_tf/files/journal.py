@@ -115,7 +115,7 @@ class Journal(journal_reader.Notes):
         _writer = self
 
     @journal_reader.lock_method
-    def write_note(self, key: str, removed: bool = False, to: str = "") -> None:
+    def write_note(self, key: str, removed: bool = False, new_path: str = "") -> None:
         """Record that rank 0 is about to create or change `key`.
 
         Only the first change of a path needs a note: a rank that has passed it in the script has made this change
@@ -123,21 +123,21 @@ class Journal(journal_reader.Notes):
 
         Args:
             removed: `key` is about to be removed, with its contents.
-            to: the path to which `key` is about to be moved, and `removed` is True. "": `key` is not moved.
+            new_path: the path to which `key` is about to be moved, and `removed` is True. "": `key` is not moved.
         """
         if self._is_over:
             return
-        number = self.count_completed()
+        completed_count = self.count_completed()
         state = journal_reader.read_file_state(key)
         # The path does not exist yet: ranks that have not reached its creation must not see it.
         if state is None:
             if removed:
                 return  # the script's removal of a missing file fails
             # Between two collectives one note of a path is enough. The note of a new folder covers its contents.
-            noted_numbers = (self._noted.get(key), self._noted.get(os.path.dirname(key)))
-            if number not in noted_numbers:
-                self._noted[key] = number
-                self._write_line(number, key, copy="")  # "": it does not exist yet
+            noted_counts = (self._noted.get(key), self._noted.get(os.path.dirname(key)))
+            if completed_count not in noted_counts:
+                self._noted[key] = completed_count
+                self._write_line(completed_count, key, copy="")  # "": it does not exist yet
             self._touched[key] = None
             return
         if removed and _is_folder(key):  # also what rank 0 has moved into the folder
@@ -147,21 +147,23 @@ class Journal(journal_reader.Notes):
         # Rank 0 has moved the file here. Ranks that have not reached the move read it at its old path: renew that note.
         move = self._moved.get(key)
         if move is not None and move.inode == inode:
-            if to:  # This move may fail, so both paths are kept.
-                self._moved[to] = move
+            if new_path:  # This move may fail, so both paths are kept.
+                self._moved[new_path] = move
             else:
                 del self._moved[key]
-            copy = to or self._keep_copy(number, key)
-            self._write_line(move.number, move.old_path, copy, inode if to else journal_reader.NOT_MOVED)
+            copy = new_path or self._keep_copy(completed_count, key)
+            self._write_line(move.number, move.old_path, copy, inode if new_path else journal_reader.NOT_MOVED)
         if self._is_touched(key) and not (removed and _is_folder(key)):
             return  # the content is rank 0's own; other ranks write and read their own
         if not removed and not os.path.isfile(key):
             return  # a folder, whose entries have notes of their own; or a pipe
         # The content is common to all ranks, for example from before the run, or saved for all in a folder that rank 0
         # has made. Ranks that are behind still read it.
-        self._write_line(number, key, to or self._keep_copy(number, key), inode if to else 0)
-        if to:  # later changes of the moved file replace its note
-            self._moved[to] = _Move(number, key, inode)
+        self._write_line(
+            completed_count, key, new_path or self._keep_copy(completed_count, key), inode if new_path else 0
+        )
+        if new_path:  # later changes of the moved file replace its note
+            self._moved[new_path] = _Move(completed_count, key, inode)
         self._touched[key] = state
 
     def _is_touched(self, key: str) -> bool:
@@ -178,33 +180,33 @@ class Journal(journal_reader.Notes):
 
     def _write_line(self, number: int, key: str, copy: str | None, inode: int = 0) -> None:
         """Write one note; see `journal_reader._Note`. `inode` may also be NOT_MOVED."""
-        handle = os.open(self._path, os.O_WRONLY | os.O_APPEND)
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND)
         try:
-            os.write(handle, (json.dumps([number, key, copy, inode]) + "\n").encode())
+            os.write(descriptor, (json.dumps([number, key, copy, inode]) + "\n").encode())
             if self._count is not None:
-                self._count[0] = os.fstat(handle).st_size
+                self._count[0] = os.fstat(descriptor).st_size
         finally:
-            os.close(handle)
+            os.close(descriptor)
 
-    def _keep_copy(self, number: int, key: str) -> str | None:
+    def _keep_copy(self, completed_count: int, key: str) -> str | None:
         """Copy `key`; of a folder, only unchanged files. Returns the copy's path; None if too large or unreadable."""
         # All ranks have entered the last collective that rank 0 has completed, so they have completed the one before.
-        for old in [copy for copy in self._copies if copy.number < number - 1]:
-            self._copies.remove(old)
-            _remove_path(old.path)
-        path = os.path.join(self.folder, f"{os.getpid()}-{time.monotonic_ns()}")
+        for outdated_copy in [copy for copy in self._copies if copy.number < completed_count - 1]:
+            self._copies.remove(outdated_copy)
+            _remove_path(outdated_copy.path)
+        copy_path = os.path.join(self.folder, f"{os.getpid()}-{time.monotonic_ns()}")
         try:
             size = sum(os.lstat(file).st_size for file in self._list_untouched(key))
             if size + sum(copy.size for copy in self._copies) > _MAX_COPY_BYTES:
                 return None
-            self._copies.append(_Copy(number, path, size))
+            self._copies.append(_Copy(completed_count, copy_path, size))
             if _is_folder(key):
-                shutil.copytree(key, path, symlinks=True, ignore=self._list_touched)
+                shutil.copytree(key, copy_path, symlinks=True, ignore=self._list_touched)
             else:
-                shutil.copy2(key, path, follow_symlinks=False)
+                shutil.copy2(key, copy_path, follow_symlinks=False)
         except (OSError, shutil.Error):  # unreadable, or a pipe
             return None
-        return path
+        return copy_path
 
     def _list_untouched(self, key: str) -> Iterator[str]:
         """The files of `key` that rank 0 has not changed."""
@@ -229,8 +231,8 @@ def get_writer() -> Journal | None:
     return _writer
 
 
-def note_change(path: Any, removed: bool = False, to: Any = "") -> None:
-    """Record that `path` is about to be created, changed, removed, or moved `to` a path.
+def note_change(path: Any, removed: bool = False, new_path: Any = "") -> None:
+    """Record that `path` is about to be created, changed, removed, or moved to `new_path`.
 
     Called by code that changes files other than through Python.
     """
@@ -244,13 +246,13 @@ def note_change(path: Any, removed: bool = False, to: Any = "") -> None:
         # A removal or a move concerns a link itself, a change the target of the link.
         key = _find_entry(text) if removed else os.path.realpath(text)
         if not journal_reader.is_system(key):
-            _writer.write_note(key, removed, _find_entry(os.path.abspath(os.fsdecode(to))) if to else "")
+            _writer.write_note(key, removed, _find_entry(os.path.abspath(os.fsdecode(new_path))) if new_path else "")
 
 
 def note_move(source: Any, target: Any) -> None:
     """Record that `source` is about to be moved to `target`, where it replaces a file or an empty folder."""
     note_change(target, removed=os.path.lexists(target))
-    note_change(source, removed=True, to=target)
+    note_change(source, removed=True, new_path=target)
 
 
 def _is_folder(path: str) -> bool:
@@ -287,7 +289,7 @@ def _hear_event(event: str, arguments: tuple[Any, ...]) -> None:
         return
     # The last one or two arguments are descriptors of folders to which paths are relative; -1: the working folder.
     folder_descriptors = arguments[-2:] if event in ("os.rename", "os.link") else arguments[-1:]
-    if any(isinstance(value, int) and value != -1 for value in folder_descriptors):
+    if any(isinstance(descriptor, int) and descriptor != -1 for descriptor in folder_descriptors):
         return  # the path is relative to an open folder, and not known
     if event == "os.rename":
         note_move(path, arguments[1])
@@ -315,13 +317,13 @@ def make_file(folder: str) -> None:
 def share_journal() -> Journal:
     """Create the journal of this run on rank 0 and open it on all ranks. Collective, before the sequence is checked."""
     me = world.get_world()
-    path = None
+    folder = None
     if me.rank == 0:
         # One host can use any disk. Several hosts share only the folders that users share.
-        folder = os.fspath(cache.find_cache_folder()) if me.has_several_hosts else private_folder.choose_parent()
-        path = private_folder.make_folder(_PREFIX, folder)
-        make_file(path)
-    journal = Journal(world.get_communicator("control").bcast(path), not me.has_several_hosts)
+        parent_folder = os.fspath(cache.find_cache_folder()) if me.has_several_hosts else private_folder.choose_parent()
+        folder = private_folder.make_folder(_PREFIX, parent_folder)
+        make_file(folder)
+    journal = Journal(world.get_communicator("control").bcast(folder), not me.has_several_hosts)
     if me.rank == 0:
         journal.remove_at_end()
     return journal

@@ -124,13 +124,14 @@ class Notes:
             return self._count[0]
         with real_files.use_real_files():  # the view calls this method before it answers
             try:
-                handle = os.open(self._path, os.O_RDONLY)  # opening refreshes the attributes on a network file system
+                # Opening refreshes the attributes on a network file system.
+                descriptor = os.open(self._path, os.O_RDONLY)
             except FileNotFoundError:
                 return self._offset  # rank 0 has ended
             try:
-                return os.fstat(handle).st_size
+                return os.fstat(descriptor).st_size
             finally:
-                os.close(handle)
+                os.close(descriptor)
 
     def is_quiet(self) -> bool:
         """Whether there are no notes that concern this rank, so that it sees the disk as it is."""
@@ -177,22 +178,22 @@ class Notes:
         Rank 0 may move a folder, and create the path `key` later. Then the note of the folder has the old content.
         """
         self._update_notes()
-        oldest, noted_path = None, key
+        oldest_note, noted_path = None, key
         if self._notes:
             # A child process, which may live long, does not know whether the script has asked for its rank since.
             may_expire = world.script_knows_ranks or not world.is_active()
             now = time.monotonic() if may_expire else 0.0  # 0.0: notes do not expire
             for path in list_parents(key):
                 # A note of a move comes before the move. It holds once the file is at its new path.
-                valid = (
+                valid_notes = (
                     note
                     for note in self._notes.get(path, ())
                     if note.until > now and (not note.inode or _read_inode(note.copy) == note.inode)
                 )
-                note = next(valid, None)
-                if note is not None and (oldest is None or note.order < oldest.order):
-                    oldest, noted_path = note, path
-        return oldest, noted_path
+                note = next(valid_notes, None)
+                if note is not None and (oldest_note is None or note.order < oldest_note.order):
+                    oldest_note, noted_path = note, path
+        return oldest_note, noted_path
 
     def _update_notes(self) -> None:
         """Read new notes, and drop the notes that this rank has reached."""
@@ -201,11 +202,13 @@ class Notes:
             self._read_lines()
             self._seen, self._number = version, -1
             self.on_change()
-        number = self.count_completed() if self._notes else 0
-        if self._notes and number != self._number:
-            recent = {key: [note for note in notes if note.number >= number] for key, notes in self._notes.items()}
-            self._notes = {key: notes for key, notes in recent.items() if notes}
-            self._number = number
+        completed_count = self.count_completed() if self._notes else 0
+        if self._notes and completed_count != self._number:
+            recent_notes = {
+                key: [note for note in notes if note.number >= completed_count] for key, notes in self._notes.items()
+            }
+            self._notes = {key: notes for key, notes in recent_notes.items() if notes}
+            self._number = completed_count
             self.on_change()
         self._quiet_at = -1 if self._notes else version
 
@@ -214,20 +217,22 @@ class Notes:
         try:
             with open(self._path, "rb") as file:
                 file.seek(self._offset)
-                text = file.read()
+                new_bytes = file.read()
         except FileNotFoundError:
             return
-        complete = text[: text.rfind(b"\n") + 1]
-        self._offset += len(complete)
+        complete_lines = new_bytes[: new_bytes.rfind(b"\n") + 1]
+        self._offset += len(complete_lines)
         until = time.monotonic() + _MAX_NOTE_SECONDS
-        for line in complete.decode().splitlines():
+        for line in complete_lines.decode().splitlines():
             number, key, copy, inode = json.loads(line)
             notes = self._notes.setdefault(key, [])
             # A moved file may be moved again or changed. Then the new note, with an inode or NOT_MOVED, has the number
             # of the note of the first move, and comes before it: the older one holds if the later move has failed.
             # Other notes are appended: `index` is the end of the list.
-            moved = (index for index, note in enumerate(notes) if note.inode and inode and note.number == number)
-            index = next(moved, len(notes))
+            moved_indexes = (
+                index for index, note in enumerate(notes) if note.inode and inode and note.number == number
+            )
+            index = next(moved_indexes, len(notes))
             order = notes[index].order if index < len(notes) else self._line_count
             notes.insert(index, _Note(order, number, copy, max(inode, 0), until))
             self._line_count += 1

@@ -74,13 +74,13 @@ class Layers:
 
     def find_key(self, path: Any, follow: bool = True) -> str | None:
         """The key of `path`; None if the view does not handle it. `follow`: replace a final link by its target."""
-        text = self.strip_root(os.path.abspath(os.fsdecode(path)))
+        key = self.strip_root(os.path.abspath(os.fsdecode(path)))
         if follow:
-            text = self._follow_links(text)
+            key = self._follow_links(key)
         else:
-            text = os.path.join(self._follow_links(os.path.dirname(text)), os.path.basename(text))
-        is_excluded = any(path in self._excluded for path in journal_reader.list_parents(text))
-        return None if self.is_left or is_excluded else text
+            key = os.path.join(self._follow_links(os.path.dirname(key)), os.path.basename(key))
+        is_excluded = any(path in self._excluded for path in journal_reader.list_parents(key))
+        return None if self.is_left or is_excluded else key
 
     def strip_root(self, path: str) -> str:
         """A path in the upper layer, such as the working folder of C code, as the script has it; others as they are."""
@@ -94,23 +94,23 @@ class Layers:
         """
         if not self.has_links and not self.notes.has_news():
             return os.path.realpath(path)  # all links are on the disk
-        found, names, count = os.sep, path.split(os.sep)[::-1], 0
-        while names:
-            name = names.pop()
+        resolved, pending_names, link_count = os.sep, path.split(os.sep)[::-1], 0
+        while pending_names:
+            name = pending_names.pop()
             if name in ("", os.curdir, os.pardir):
-                found = os.path.dirname(found) if name == os.pardir else found
+                resolved = os.path.dirname(resolved) if name == os.pardir else resolved
                 continue
-            entry = os.path.join(found, name)
+            entry = os.path.join(resolved, name)
             place = self.locate_real(entry)
             if not os.path.islink(place):
-                found = entry
+                resolved = entry
                 continue
-            if count == _MAX_LINKS:
+            if link_count == _MAX_LINKS:
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
-            target, count = os.readlink(place), count + 1
-            found = os.sep if os.path.isabs(target) else found
-            names += target.split(os.sep)[::-1]
-        return found
+            target, link_count = os.readlink(place), link_count + 1
+            resolved = os.sep if os.path.isabs(target) else resolved
+            pending_names += target.split(os.sep)[::-1]
+        return resolved
 
     def exclude_path(self, path: str) -> None:
         """Do not handle `path` and its contents: they belong to this rank already."""
@@ -142,11 +142,11 @@ class Layers:
             return None
         # Rank 0 writes its note before it changes the disk. So the disk is read first: if it is already changed, the
         # note is found below. In the other order, a change between both would be taken for the old content.
-        exists = os.path.lexists(key)
-        before = self.notes.find_before(key)
-        if before is None:  # no note: the disk has the content for this rank
-            return key if exists else None
-        return before or None  # "": the key did not exist before the change
+        is_on_disk = os.path.lexists(key)
+        old_path = self.notes.find_before(key)
+        if old_path is None:  # no note: the disk has the content for this rank
+            return key if is_on_disk else None
+        return old_path or None  # "": the key did not exist before the change
 
     def mark_changed(self, key: str) -> None:
         """Record that this rank has created, changed or removed `key`, or is about to."""
@@ -227,8 +227,8 @@ class Layers:
         names += self.notes.list_before(key)  # after the disk: removed entries, which it lacks, have notes by now
         names = [name for name in dict.fromkeys(names) if self.exists(os.path.join(key, name))]
         if os.path.isdir(self.locate_upper(key)):
-            on_disk = set(names)
-            names += [name for name in os.listdir(self.locate_upper(key)) if name not in on_disk]
+            listed_names = set(names)
+            names += [name for name in os.listdir(self.locate_upper(key)) if name not in listed_names]
         return names
 
     def has_only_own(self, key: str) -> bool:

@@ -68,8 +68,8 @@ _NOTED = ("ParquetWriter.__init__", "write_dataset")
 
 def _find_place(path: Any, mode: str, creates_more_files: bool = False) -> Any:
     """`find_real_path`. A folder to read stays if it has files of the disk: no real folder has the files of both."""
-    stays = mode == "r" and is_local(path) and os.path.isdir(path) and _has_files_of_disk(path)
-    return path if stays else find_real_path(path, mode, creates_more_files)
+    should_stay = mode == "r" and is_local(path) and os.path.isdir(path) and _has_files_of_disk(path)
+    return path if should_stay else find_real_path(path, mode, creates_more_files)
 
 
 def _has_files_of_disk(folder: Any) -> bool:
@@ -91,15 +91,15 @@ def _find_database(name: Any, is_uri: bool) -> Any:
     text = os.fsdecode(name) if isinstance(name, (str, bytes, os.PathLike)) else ""
     if not text or ":memory:" in text:
         return name
-    parts = urllib.parse.urlsplit(text)
-    if not is_uri or parts.scheme != "file":
+    uri_parts = urllib.parse.urlsplit(text)
+    if not is_uri or uri_parts.scheme != "file":
         return _find_place(name, "a", creates_more_files=True)
-    sqlite_mode = dict(urllib.parse.parse_qsl(parts.query)).get("mode", "rwc")
-    if not parts.path or sqlite_mode == "memory":
+    sqlite_mode = dict(urllib.parse.parse_qsl(uri_parts.query)).get("mode", "rwc")
+    if not uri_parts.path or sqlite_mode == "memory":
         return name
     mode = "r" if sqlite_mode == "ro" else "a"
-    place = os.path.abspath(_find_place(urllib.parse.unquote(parts.path), mode, creates_more_files=True))
-    return parts._replace(netloc="", path=urllib.parse.quote(place)).geturl()
+    place = os.path.abspath(_find_place(urllib.parse.unquote(uri_parts.path), mode, creates_more_files=True))
+    return uri_parts._replace(netloc="", path=urllib.parse.quote(place)).geturl()
 
 
 def _wrap_path_argument(name: str, index: int, mode: str) -> Any:
@@ -110,17 +110,17 @@ def _wrap_path_argument(name: str, index: int, mode: str) -> Any:
 
     def make(original: Any) -> Any:
         def function(*args, **kwargs):
-            def find(path: Any) -> Any:
+            def find_in_view(path: Any) -> Any:
                 if name == "database":
                     uri = kwargs.get("uri", args[_URI_INDEX] if len(args) > _URI_INDEX else False)
                     return _find_database(path, bool(uri))
                 if mode == "r" and isinstance(path, (list, tuple)):
-                    return [_find_place(part, mode) for part in path]
+                    return [_find_place(item, mode) for item in path]
                 return _find_place(path, mode)
 
             if any(map(_is_file_system, (*args[index + 1 :], *kwargs.values()))):
                 return original(*args, **kwargs)  # the path is one of another file system
-            return call_with_converted(original, args, kwargs, name, index, find)
+            return call_with_converted(original, args, kwargs, name, index, find_in_view)
 
         return function
 
@@ -193,10 +193,10 @@ def _put_public(owner: Any, name: str, make: Any) -> None:
     `put_function` gives the new class the `__module__` of the original class, a C module without the new class.
     """
     put_function(owner, name, make)
-    made = getattr(owner, name)
-    made.__module__ = owner.__name__
+    new_class = getattr(owner, name)
+    new_class.__module__ = owner.__name__
     # A data set that is freed at the very end of the process looks up attributes in the class.
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(made))
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(new_class))
 
 
 @HOOKS.replace("netCDF4", "Dataset", _IF_HOOK_MISSING, put=_put_public)

@@ -41,20 +41,20 @@ class Mirror:
     files: dict[Path, Stamp] = field(default_factory=dict)
     folders: list[Path] = field(default_factory=list)
 
-    def copy_file(self, path: Path, here: Path) -> None:
-        """Copy `path` to `here`, where a file of a script, or an earlier copy, stays."""
-        if not here.exists():
-            shutil.copy2(path, here)
-        if read_stamp(here) == read_stamp(path):  # else the script's file
-            self.copies[here] = read_stamp(here)
+    def copy_file(self, path: Path, copy: Path) -> None:
+        """Copy `path` to `copy`, where a file of a script, or an earlier copy, stays."""
+        if not copy.exists():
+            shutil.copy2(path, copy)
+        if read_stamp(copy) == read_stamp(path):  # else the script's file
+            self.copies[copy] = read_stamp(copy)
 
-    def make_link(self, here: Path, target: Path) -> bool:
-        """Create a link at `here` unless something is there. Returns whether `here` is a link to `target`."""
-        if not os.path.lexists(here):
-            here.symlink_to(target)
-        if exists := here.is_symlink() and os.readlink(here) == str(target):
-            self.links[here] = str(target)
-        return exists
+    def make_link(self, link: Path, target: Path) -> bool:
+        """Create a link at `link` unless something is there. Returns whether `link` is a link to `target`."""
+        if not os.path.lexists(link):
+            link.symlink_to(target)
+        if is_link_to_target := link.is_symlink() and os.readlink(link) == str(target):
+            self.links[link] = str(target)
+        return is_link_to_target
 
     def list_changed_originals(self) -> list[Path]:
         """The linked original files that have changed since they were linked."""
@@ -77,57 +77,59 @@ def mirror_folder(source: Path, target: Path, leave_out: Collection[Path] = (), 
     # link of the user to another run in the outer folder `runs` is mirrored.
     around_target = [path for path in real_left_out if real_target.is_relative_to(path)]
     skipped = max(around_target, key=lambda path: len(path.parts), default=real_target)
-    mirror, copied_bytes, entries = Mirror(), 0, _count_entries(source)
+    mirror, copied_bytes, entry_count = Mirror(), 0, _count_entries(source)
     places = {source: target}  # the path in the mirror of each mirrored folder
     folders = [source]  # the mirrored folders; the loop appends their subfolders
     target.mkdir(parents=True, exist_ok=True)
     for folder in folders:
         for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
-            path, here = Path(entry.path), places[folder] / entry.name
-            real = Path(os.path.realpath(path))
-            if NOT_MIRRORED & {entry.name, real.name} or path in leave_out or real in real_left_out:
+            path, mirrored_path = Path(entry.path), places[folder] / entry.name
+            real_path = Path(os.path.realpath(path))
+            if NOT_MIRRORED & {entry.name, real_path.name} or path in leave_out or real_path in real_left_out:
                 continue
-            if real.is_relative_to(skipped) or _is_environment(real):
+            if real_path.is_relative_to(skipped) or _is_environment(real_path):
                 continue
             # A link to an entry of a mirrored folder becomes a link within the mirror. So does a folder that is
             # mirrored already, because a link led to it.
-            if (entry.is_symlink() or real in places) and (inside := _find_place(real, places, real_left_out)):
-                mirror.make_link(here, inside)
+            if (entry.is_symlink() or real_path in places) and (
+                mirrored_target := _find_place(real_path, places, real_left_out)
+            ):
+                mirror.make_link(mirrored_path, mirrored_target)
                 continue
             is_folder, is_file = os.path.isdir(path), os.path.isfile(path)
-            # `here` may be a link of an earlier mirror or of a script, or a script's file in place of a folder.
-            can_copy = not here.is_symlink() and os.access(path, os.R_OK)
-            if is_folder and can_copy and os.access(path, os.X_OK) and not here.is_file():
-                count = _count_entries(real)
-                if entries + count <= ENTRIES:
-                    entries += count
-                    here.mkdir(exist_ok=True)
-                    places[real] = here
-                    folders.append(real)
+            # `mirrored_path` may be an earlier mirror's or a script's link, or a script's file in place of a folder.
+            can_copy = not mirrored_path.is_symlink() and os.access(path, os.R_OK)
+            if is_folder and can_copy and os.access(path, os.X_OK) and not mirrored_path.is_file():
+                folder_entry_count = _count_entries(real_path)
+                if entry_count + folder_entry_count <= ENTRIES:
+                    entry_count += folder_entry_count
+                    mirrored_path.mkdir(exist_ok=True)
+                    places[real_path] = mirrored_path
+                    folders.append(real_path)
                     continue
             elif is_file and can_copy and len(mirror.copies) < ENTRIES:
                 size = entry.stat().st_size
                 if size <= min(largest, ALL_COPIED_BYTES - copied_bytes):
                     copied_bytes += size
-                    mirror.copy_file(path, here)
+                    mirror.copy_file(path, mirrored_path)
                     continue
             # The rest is too large, unreadable, or linked by an earlier mirror: a link to the original.
-            if not (is_folder or is_file) or not mirror.make_link(here, real):
+            if not (is_folder or is_file) or not mirror.make_link(mirrored_path, real_path):
                 continue
             if is_folder:
-                mirror.folders.append(here.relative_to(target))
+                mirror.folders.append(mirrored_path.relative_to(target))
             else:
-                mirror.files[real] = read_stamp(real)
+                mirror.files[real_path] = read_stamp(real_path)
     return mirror
 
 
-def _find_place(real: Path, places: Mapping[Path, Path], leave_out: Collection[Path]) -> Path | None:
-    """The path of `real` in the mirror, in which `places` has the path of each folder; None if `real` is not there."""
-    for folder in (real, *real.parents):
+def _find_place(real_path: Path, places: Mapping[Path, Path], leave_out: Collection[Path]) -> Path | None:
+    """The path of `real_path` in the mirror, in which `places` has the path of each folder; None if it is not there."""
+    for folder in (real_path, *real_path.parents):
         if folder.name in NOT_MIRRORED or folder in leave_out or _is_environment(folder):
             return None
         if folder in places:
-            return places[folder] / real.relative_to(folder)
+            return places[folder] / real_path.relative_to(folder)
     return None
 
 
@@ -167,9 +169,9 @@ def make_mirror_command(target: Sequence[str], source: Path, place: Path) -> lis
     """
     if target[0] == "-m":
         return list(target)
-    named, real = Path(os.path.abspath(source / target[0])), (source / target[0]).resolve()
-    if real.is_relative_to(source):
-        for path in (named, real):  # `named` is outside of `source` if a link to `source` is in it
+    named_path, real_path = Path(os.path.abspath(source / target[0])), (source / target[0]).resolve()
+    if real_path.is_relative_to(source):
+        for path in (named_path, real_path):  # `named_path` is outside of `source` if a link to `source` is in it
             if path.is_relative_to(source) and (place / path.relative_to(source)).exists():
                 return [str(place / path.relative_to(source)), *target[1:]]
-    return [str(named), *target[1:]]
+    return [str(named_path), *target[1:]]

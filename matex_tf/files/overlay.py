@@ -89,16 +89,17 @@ def find_private_use() -> str:
         with open("/proc/self/maps") as file:
             for line in file:
                 # A line: addresses, permissions, offset, device, inode, and the path if a file is mapped.
-                _, permissions, _, _, _, *path = line.rstrip("\n").split(None, 5)
+                _, permissions, _, _, _, *mapped_path = line.rstrip("\n").split(None, 5)
                 is_written = "w" in permissions and "s" in permissions  # writable and shared
-                if is_written and path and path[0].startswith(root):
-                    return f"{path[0][len(root) - 1 :]} is mapped into memory"
+                if is_written and mapped_path and mapped_path[0].startswith(root):
+                    return f"{mapped_path[0][len(root) - 1 :]} is mapped into memory"
         # The files that store this rank's output, which it prints if rank 0 is lost.
         output_files = {(state.st_dev, state.st_ino) for state in terminal.list_stored_files()}
         # A process with a working folder or open files of this rank counts as started by the script.
         for process in filter(str.isdigit, os.listdir("/proc")):
             if int(process) != os.getpid() and any(
-                path.startswith(root) or file in output_files for _, path, file in layers.list_open_files(process)
+                path.startswith(root) or device_and_inode in output_files
+                for _, path, device_and_inode in layers.list_open_files(process)
             ):
                 return f"process {process}, started by the script, still prints or writes"
     return ""
@@ -133,8 +134,10 @@ def take_over_files(became_first: bool) -> None:
 def _remove_hidden(view: View) -> None:
     """Remove from the disk the files that this rank has removed (`view.removed`) and rank 0 had not."""
     for key in sorted(view.removed):
-        inside = [os.path.join(top, name) for top, folders, files in os.walk(key) for name in (*folders, *files)]
-        for path in [*sorted(inside, reverse=True), key]:  # the contents of a folder come before the folder
+        contents = [
+            os.path.join(folder, name) for folder, folders, files in os.walk(key) for name in (*folders, *files)
+        ]
+        for path in [*sorted(contents, reverse=True), key]:  # the contents of a folder come before the folder
             if not os.path.lexists(path) or not view.is_hidden(path):
                 continue
             is_folder = os.path.isdir(path) and not os.path.islink(path)
@@ -148,28 +151,33 @@ def _remove_hidden(view: View) -> None:
                         raise
 
 
-def _install_file(place: str, key: str) -> None:
-    """Replace the file `key` by a copy of `place`, if they differ."""
-    is_link = os.path.islink(place)
-    if is_link and os.path.islink(key) and os.readlink(key) == os.readlink(place):
+def _install_file(private_path: str, key: str) -> None:
+    """Replace the file `key` by a copy of `private_path`, if they differ."""
+    is_link = os.path.islink(private_path)
+    if is_link and os.path.islink(key) and os.readlink(key) == os.readlink(private_path):
         return
-    if not is_link and os.path.isfile(key) and not os.path.islink(key) and filecmp.cmp(place, key, shallow=False):
+    if (
+        not is_link
+        and os.path.isfile(key)
+        and not os.path.islink(key)
+        and filecmp.cmp(private_path, key, shallow=False)
+    ):
         return
-    temporary = f"{key}.{os.getpid()}.part"
-    shutil.copy2(place, temporary, follow_symlinks=False)
-    os.replace(temporary, key)
+    temporary_path = f"{key}.{os.getpid()}.part"
+    shutil.copy2(private_path, temporary_path, follow_symlinks=False)
+    os.replace(temporary_path, key)
 
 
 def _reopen_file(descriptor: int, key: str) -> None:
     """Switch `descriptor`, of a file in the private folder, to the real file `key`, at the same offset."""
     flags = fcntl.fcntl(descriptor, fcntl.F_GETFL) & (os.O_ACCMODE | os.O_APPEND)
-    real = os.open(key, flags)
-    os.lseek(real, os.lseek(descriptor, 0, os.SEEK_CUR), os.SEEK_SET)
-    os.dup2(real, descriptor, inheritable=os.get_inheritable(descriptor))
-    os.close(real)
+    real_descriptor = os.open(key, flags)
+    os.lseek(real_descriptor, os.lseek(descriptor, 0, os.SEEK_CUR), os.SEEK_SET)
+    os.dup2(real_descriptor, descriptor, inheritable=os.get_inheritable(descriptor))
+    os.close(real_descriptor)
 
 
-def _remove_root(root: str, owner: int) -> None:
-    if os.getpid() == owner:
+def _remove_root(root: str, process: int) -> None:
+    if os.getpid() == process:
         with real_files.use_real_files():
             shutil.rmtree(root, ignore_errors=True)

@@ -94,8 +94,8 @@ def find_real_path(path: Any, mode: str, creates_more_files: bool = False) -> An
     if key is None:
         return path
     with real_files.use_real_files():
-        place = _prepare_place(overlay.get_own_view(), key, mode, creates_more_files)
-    return os.fsencode(place) if isinstance(path, bytes) else place
+        real_path = _prepare_place(overlay.get_own_view(), key, mode, creates_more_files)
+    return os.fsencode(real_path) if isinstance(path, bytes) else real_path
 
 
 def _prepare_place(view: View, key: str, mode: str, creates_more_files: bool) -> str:

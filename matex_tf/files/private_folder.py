@@ -32,8 +32,10 @@ def choose_parent() -> str:
     if settings.get_settings().files_dir:
         os.makedirs(settings.get_settings().files_dir, exist_ok=True)
         return settings.get_settings().files_dir
-    usual = (tempfile.gettempdir(), "/var/tmp", os.fspath(cache.find_cache_folder()))
-    return next((folder for folder in usual if _can_write(folder) and not is_in_memory(folder)), usual[0])
+    usual_folders = (tempfile.gettempdir(), "/var/tmp", os.fspath(cache.find_cache_folder()))
+    return next(
+        (folder for folder in usual_folders if _can_write(folder) and not is_in_memory(folder)), usual_folders[0]
+    )
 
 
 def _can_write(folder: str) -> bool:
@@ -43,10 +45,10 @@ def _can_write(folder: str) -> bool:
 def is_in_memory(folder: str) -> bool:
     """Whether files in `folder` take memory of the host."""
     device = os.stat(folder).st_dev
-    number = f"{os.major(device)}:{os.minor(device)}"
+    device_number = f"{os.major(device)}:{os.minor(device)}"
     with open("/proc/self/mountinfo") as mounts:
-        kinds = [line.partition(" - ")[2].split()[0] for line in mounts if line.split()[2] == number]
-    return bool(kinds) and kinds[0] in _IN_MEMORY
+        file_systems = [line.partition(" - ")[2].split()[0] for line in mounts if line.split()[2] == device_number]
+    return bool(file_systems) and file_systems[0] in _IN_MEMORY
 
 
 def make_folder(prefix: str, folder: str) -> str:
@@ -66,9 +68,9 @@ class Limit:
         self._folder = folder
         me = world.get_world()
         # All ranks of a host together take at most half of what is free. Rank 0 has no private folder, a phantom has.
-        folders = me.local_size - (me.node == 0 and not me.is_phantom)
-        share = shutil.disk_usage(os.path.dirname(folder)).free // 2 // max(folders, 1)
-        self.max_bytes = settings.get_settings().files_bytes or share
+        folder_count = me.local_size - (me.node == 0 and not me.is_phantom)
+        bytes_per_folder = shutil.disk_usage(os.path.dirname(folder)).free // 2 // max(folder_count, 1)
+        self.max_bytes = settings.get_settings().files_bytes or bytes_per_folder
         self._thread: threading.Thread | None = None
         self._stopped = threading.Event()
 
@@ -84,13 +86,13 @@ class Limit:
     def _watch_size(self) -> None:
         seconds = _CHECK_SECONDS
         while not self._stopped.wait(seconds):
-            begun = time.monotonic()
+            start_time = time.monotonic()
             with real_files.use_real_files():
                 sizes = dict(self._list_sizes())
             if sum(sizes.values()) > self.max_bytes and not self._stopped.is_set():
                 terminal.write_text(self._describe_excess(sizes))
                 shutdown.abort_all_ranks(exit_codes.EXIT_FULL)
-            seconds = max(_CHECK_SECONDS, _CHECK_FACTOR * (time.monotonic() - begun))
+            seconds = max(_CHECK_SECONDS, _CHECK_FACTOR * (time.monotonic() - start_time))
 
     def _list_sizes(self) -> Iterator[tuple[str, int]]:
         for folder, _, names in os.walk(self._folder):

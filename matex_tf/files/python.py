@@ -42,10 +42,10 @@ def _replace_captured(originals: list[tuple[Any, Any, str]]) -> None:
 
     originals: the functions, each with the module and the name under which its replacement is now.
     """
-    new_of = {id(original): getattr(owner, name) for original, owner, name in originals}
+    replacements = {id(original): getattr(owner, name) for original, owner, name in originals}
     # Modules such as `shutil` look up in these sets which arguments a function of `os` accepts.
     for capabilities in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks, os.supports_effective_ids):
-        capabilities.update([new_of[id(original)] for original, _, _ in originals if original in capabilities])
+        capabilities.update([replacements[id(original)] for original, _, _ in originals if original in capabilities])
     owners: list[Any] = [
         module for name, module in list(sys.modules.items()) if _may_refer(name) and hasattr(module, "__dict__")
     ]
@@ -54,9 +54,9 @@ def _replace_captured(originals: list[tuple[Any, Any, str]]) -> None:
     for owner in filter(None, owners):
         for name, value in list(vars(owner).items()):
             function = value.__func__ if isinstance(value, staticmethod) else value
-            if id(function) in new_of:
-                new = new_of[id(function)]
-                setattr(owner, name, staticmethod(new) if isinstance(owner, type) else new)
+            if id(function) in replacements:
+                replacement = replacements[id(function)]
+                setattr(owner, name, staticmethod(replacement) if isinstance(owner, type) else replacement)
 
 
 @HOOKS.replace("numpy.lib._datasource", "_file_openers._file_openers", IF_HOOK_MISSING, optional=True)
@@ -83,8 +83,8 @@ class _MergedFinder:
 
     @staticmethod
     def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
-        places = [place for entry in (sys.path if path is None else path) for place in _list_layers(entry)]
-        return importlib.machinery.PathFinder.find_spec(name, list(dict.fromkeys(places)), target)
+        folders = [folder for entry in (sys.path if path is None else path) for folder in _list_layers(entry)]
+        return importlib.machinery.PathFinder.find_spec(name, list(dict.fromkeys(folders)), target)
 
 
 def _list_layers(entry: str) -> list[str]:
@@ -118,8 +118,8 @@ HOOKS.replace("io _io", "open_code", IF_HOOK_MISSING)(paths.wrap_argument("path"
 
 def _may_refer(module: str) -> bool:
     """Whether references in a module are replaced: not in modules that have the hooks, or need the originals."""
-    unchanged = ("builtins", "io", "_io", "_pyio", "posix", "os", "importlib", "matex_tf")
-    return module.split(".")[0] not in unchanged
+    unchanged_packages = ("builtins", "io", "_io", "_pyio", "posix", "os", "importlib", "matex_tf")
+    return module.split(".")[0] not in unchanged_packages
 
 
 @HOOKS.replace("tempfile", "_mkstemp_inner mkdtemp", IF_HOOK_MISSING)

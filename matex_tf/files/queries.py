@@ -82,10 +82,10 @@ def _wrap_query(original: Any, of_link: bool = False) -> Any:
     """For functions that return information about one path. of_link: about a link itself, not about its target."""
     is_state = original in (os.stat, _lstat)
 
-    def ask(path, *args, **kwargs):
+    def query(path, *args, **kwargs):
         follow = not of_link and kwargs.get("follow_symlinks", True)
 
-        def answer():
+        def ask_view():
             try:
                 key = find_key(path, kwargs, follow=follow, reads_only=True)
             except OSError:  # a loop of links
@@ -101,9 +101,9 @@ def _wrap_query(original: Any, of_link: bool = False) -> Any:
             state = ask_known(path, find_known_place(path), _lstat)
             if state is not None and (of_link or not stat.S_ISLNK(state.st_mode)):
                 return state
-        return ask_steadily(answer)
+        return ask_steadily(ask_view)
 
-    return ask
+    return query
 
 
 HOOKS.replace("os", "stat access statvfs getxattr listxattr", IF_HOOK_MISSING)(_wrap_query)
@@ -113,11 +113,11 @@ HOOKS.replace("os", "lstat readlink", IF_HOOK_MISSING)(functools.partial(_wrap_q
 # Folders
 
 
-def _wrap_listing(list_disk: Callable[[Any, Any], Any], make: Callable[[Any, list[Any]], Any]) -> Any:
+def _wrap_listing(list_disk: Callable[[Any, Any], Any], make_result: Callable[[Any, list[Any]], Any]) -> Any:
     """Wrap a function that lists a folder.
 
     list_disk: `list_disk(original, path)` lists the disk, at once, so that the answer can be checked afterwards.
-    make: `make(path, names)` returns a result of the same type.
+    make_result: `make_result(path, names)` returns a result of the same type.
     """
 
     def wrap(original: Any) -> Any:
@@ -131,7 +131,7 @@ def _wrap_listing(list_disk: Callable[[Any, Any], Any], make: Callable[[Any, lis
                     return original(path) if needs_no_check else list_disk(original, path)
                 with real_files.use_real_files():
                     names = overlay.get_own_view().list_names(key)
-                return make(path, list(map(os.fsencode, names)) if isinstance(path, bytes) else names)
+                return make_result(path, list(map(os.fsencode, names)) if isinstance(path, bytes) else names)
 
             text = _find_text(path)
             is_untouched = text is not None and overlay.get_own_view().known.is_untouched(text)

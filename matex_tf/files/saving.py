@@ -79,15 +79,15 @@ def _write_whole(original: Any, call: inspect.BoundArguments, path: str) -> Any:
         if os.path.exists(path) and not _ask_to_overwrite(original, path):
             return None
         call.arguments["overwrite"] = True
-    # `place` is `path` if the file must be written in place, such as a pipe.
-    with atomic.write_beside(path, make_folder=_makes_folder(original, path)) as place, _is_inside.set():
-        call.arguments[list(call.arguments)[1]] = place
+    # `written_path` is `path` if the file must be written in place, such as a pipe.
+    with atomic.write_beside(path, make_folder=_makes_folder(original, path)) as written_path, _is_inside.set():
+        call.arguments[list(call.arguments)[1]] = written_path
         result = original(*call.args, **call.kwargs)
-    text = _find_path_text(result)  # if the result is a path, it contains `place`
-    if place == path or text is None:
+    result_path = _find_path_text(result)  # if the result is a path, it contains `written_path`
+    if written_path == path or result_path is None:
         return result
-    text = text.replace(place, path)
-    return os.fsencode(text) if isinstance(result, bytes) else text
+    result_path = result_path.replace(written_path, path)
+    return os.fsencode(result_path) if isinstance(result, bytes) else result_path
 
 
 def _ask_to_overwrite(original: Any, path: str) -> bool:
@@ -108,7 +108,7 @@ def _is_measured() -> bool:
     return settings.get_settings().plan is not None and overlay.get_view() is not None
 
 
-def _save_once(write: Callable[[str], Any], path: str, saved: str, name: str) -> Any:
+def _save_once(write: Callable[[str], Any], path: str, saved_path: str, name: str) -> Any:
     """Rank 0 calls `write(path)`; every rank returns its result, once the file exists for the rank. Collective.
 
     Another rank might still read the old file. So rank 0 writes after all ranks have arrived. But three kinds of saves
@@ -116,38 +116,38 @@ def _save_once(write: Callable[[str], Any], path: str, saved: str, name: str) ->
     end of the script. For these, ranks do not wait: rank 0 writes, and other ranks return the path at once.
 
     Args:
-        saved: the path of the file that `write` makes.
+        saved_path: the path of the file that `write` makes.
         name: the name of the function that saves.
     """
     if _is_measured():
-        place = find_real_path(path, "w", creates_more_files=True)
+        private_path = find_real_path(path, "w", creates_more_files=True)
         with real_files.use_real_files():
-            return write(place)
+            return write(private_path)
     if not _is_called_by_all():
         # Not on the real files: rank 0's change is noted in the journal, as other ranks may still need the old file.
-        return write(path) if world.get_world().rank == 0 else saved
-    return membership.attempt_collectives(f"saving ({name})", lambda: _save_together(write, path, saved, name))
+        return write(path) if world.get_world().rank == 0 else saved_path
+    return membership.attempt_collectives(f"saving ({name})", lambda: _save_together(write, path, saved_path, name))
 
 
-def _save_together(write: Callable[[str], Any], path: str, saved: str, name: str) -> Any:
+def _save_together(write: Callable[[str], Any], path: str, saved_path: str, name: str) -> Any:
     """`_save_once` for a call that all ranks make: they meet, and wait until rank 0 has written. Collective."""
     results: list[Any] = []  # on rank 0; only a path is sent to the others
 
     def save() -> tuple[str, str | None]:
         with real_files.use_real_files():  # no path is redirected, and the journal notes no change
             results.append(write(path))
-        return saved, _find_path_text(results[0])
+        return saved_path, _find_path_text(results[0])
 
     ops.records.mark_between_steps()  # records do not count the time as part of a step
     pieces.make_all_whole()  # rank 0 reads the variables without the other ranks
     events.ranks_meet("saving")  # with the strategy `local`, ranks average their weights
-    what = f"saving ({name})"
-    objects.barrier(what)
-    path_of_0, text = first_rank.run_on_first(save, what, f"saving to {saved}", watchdog.SAVING_FACTOR)
-    delivery.deliver_file(saved)  # waits until this rank can read it; rank 0 sends it to hosts that do not see it
+    operation = f"saving ({name})"
+    objects.barrier(operation)
+    path_of_0, result_path = first_rank.run_on_first(save, operation, f"saving to {saved_path}", watchdog.SAVING_FACTOR)
+    delivery.deliver_file(saved_path)  # waits until this rank can read it; rank 0 sends it to hosts that do not see it
     if results:
         return results[0]
-    return None if text is None else text.replace(path_of_0, saved)
+    return None if result_path is None else result_path.replace(path_of_0, saved_path)
 
 
 class _WholeFiles(Proxy):
@@ -205,12 +205,12 @@ def _wrap_saver(original: Any) -> Any:
 
         if not world.is_active() or _is_inside:
             return write(save_path)
-        path = os.fspath(save_path)
-        saved = _name_checkpoint(sess, path, global_step)
-        result = _save_once(write, path, saved, "Saver.save")
+        prefix = os.fspath(save_path)
+        saved_path = _name_checkpoint(sess, prefix, global_step)
+        result = _save_once(write, prefix, saved_path, "Saver.save")
         # Rank 0 has also changed the file that names the last checkpoints, and the Saver's list of them.
         if _is_called_by_all():
-            delivery.deliver_file(os.path.join(os.path.dirname(saved), latest_filename or "checkpoint"))
+            delivery.deliver_file(os.path.join(os.path.dirname(saved_path), latest_filename or "checkpoint"))
             self._last_checkpoints = objects.broadcast(self._last_checkpoints, "the checkpoints of a Saver")
         return result
 

@@ -103,8 +103,8 @@ def _open_input() -> int:
     if world.get_world().rank > 0 or not task_environment.is_mpirun(os.getppid()):
         return _INPUT
     try:
-        kind = os.stat(path)
-        is_file = stat.S_ISREG(kind.st_mode) or os.path.samestat(kind, os.stat(os.devnull))
+        state = os.stat(path)
+        is_file = stat.S_ISREG(state.st_mode) or os.path.samestat(state, os.stat(os.devnull))
         return os.open(path, os.O_RDONLY) if is_file else _INPUT
     except OSError:  # another user's process
         return _INPUT

@@ -42,9 +42,9 @@ _FILE_STREAM = "file://"
 # such as gs://..., as it is; also a tensor, except for `_find_all_readable`, which finds the paths in it.
 
 
-def _match_type(given: Any, path: Any) -> Any:
-    """`path` as bytes if `given` is bytes, else as text."""
-    return os.fsencode(path) if isinstance(given, bytes) else os.fsdecode(path)
+def _match_type(script_path: Any, path: Any) -> Any:
+    """`path` as bytes if `script_path` is bytes, else as text."""
+    return os.fsencode(path) if isinstance(script_path, bytes) else os.fsdecode(path)
 
 
 def _raise_as_tensorflow(function: Any, *args: Any, **kwargs: Any) -> Any:
@@ -55,11 +55,11 @@ def _raise_as_tensorflow(function: Any, *args: Any, **kwargs: Any) -> Any:
         raise _make_error(error.errno, error.filename or "") from None
 
 
-def _make_error(number: Any, path: Any) -> Exception:
-    kinds = {errno.ENOENT: "NotFoundError", errno.EEXIST: "AlreadyExistsError"}
-    kinds |= dict.fromkeys((errno.EACCES, errno.EPERM), "PermissionDeniedError")
-    kind: type[Exception] = getattr(tf.errors, kinds.get(number, "FailedPreconditionError"))
-    return kind(None, None, f"{os.fsdecode(path)}; {os.strerror(number)}")
+def _make_error(error_number: Any, path: Any) -> Exception:
+    error_names = {errno.ENOENT: "NotFoundError", errno.EEXIST: "AlreadyExistsError"}
+    error_names |= dict.fromkeys((errno.EACCES, errno.EPERM), "PermissionDeniedError")
+    error_type: type[Exception] = getattr(tf.errors, error_names.get(error_number, "FailedPreconditionError"))
+    return error_type(None, None, f"{os.fsdecode(path)}; {os.strerror(error_number)}")
 
 
 def _find_readable(path: Any) -> Any:
@@ -176,20 +176,20 @@ class _Records(Proxy):
         return self._original.RandomRecordReader(_find_readable(path))
 
 
-def _find_list(names: Any) -> Any:
-    """The real paths of files to read, if `names` is a list; a tensor is returned as it is."""
-    return [_find_readable(path) for path in names] if isinstance(names, (list, tuple)) else names
+def _find_list(paths: Any) -> Any:
+    """The real paths of files to read, if `paths` is a list; a tensor is returned as it is."""
+    return [_find_readable(path) for path in paths] if isinstance(paths, (list, tuple)) else paths
 
 
 def _find_prefix(prefix: Any) -> Any:
     """The real path of a checkpoint to read. The path of a checkpoint is the prefix of the paths of its files."""
     if not is_local(prefix):
         return prefix
-    index = os.fsdecode(prefix) + _INDEX_SUFFIX
-    place = find_real_path(index, "r")
-    if place == os.path.realpath(index):  # on the disk, perhaps behind links: the script's own path is right
+    index_path = os.fsdecode(prefix) + _INDEX_SUFFIX
+    real_path = find_real_path(index_path, "r")
+    if real_path == os.path.realpath(index_path):  # on the disk, perhaps behind links: the script's own path is right
         return prefix
-    return _match_type(prefix, place.removesuffix(_INDEX_SUFFIX))
+    return _match_type(prefix, real_path.removesuffix(_INDEX_SUFFIX))
 
 
 def _replace_argument(module: str, name: str, argument: str, find: Callable[[Any], Any], **options: Any) -> None:
@@ -215,9 +215,9 @@ _replace_argument("tensorflow", "compat.v1.train.string_input_producer", "string
 # TensorFlow's functions that create ops
 
 
-def _find_all_readable(names: Any) -> Any:
-    """The real paths of files to read. names: a path, or a list or tensor of paths."""
-    return _find_in_tensor(_find_list(_find_readable(names)), _find_readable)
+def _find_all_readable(paths: Any) -> Any:
+    """The real paths of files to read. paths: a path, or a list or tensor of paths."""
+    return _find_in_tensor(_find_list(_find_readable(paths)), _find_readable)
 
 
 def _find_in_tensor(names: Any, find: Callable[[Any], Any]) -> Any:
@@ -269,12 +269,12 @@ def _find_cache(name: Any) -> Any:
     """
     if not os.fspath(name):
         return name
-    index = os.fsdecode(name) + _INDEX_SUFFIX
-    mode = "r" if os.path.exists(index) else "w"
+    index_path = os.fsdecode(name) + _INDEX_SUFFIX
+    mode = "r" if os.path.exists(index_path) else "w"
     if mode == "w":
-        _create_folder(os.path.dirname(index))
-    place = _raise_as_tensorflow(find_real_path, index, mode, creates_more_files=True)
-    return _match_type(name, place[: -len(_INDEX_SUFFIX)])
+        _create_folder(os.path.dirname(index_path))
+    real_path = _raise_as_tensorflow(find_real_path, index_path, mode, creates_more_files=True)
+    return _match_type(name, real_path[: -len(_INDEX_SUFFIX)])
 
 
 # Which arguments of an op `_wrap_op` replaces by real paths:
@@ -305,21 +305,21 @@ def _put_into_ops(owner: Any, name: str, make: Any) -> None:
 
     `name` is one of these functions. TensorFlow's own classes, Keras and `tf.raw_ops` call them.
     """
-    replaced = {}  # the replacement of each original function
+    replacements = {}  # the replacement of each original function
     for function_name, function in list(vars(owner).items()):
         is_private = function_name.startswith("_") or function_name.endswith("_eager_fallback")
         if is_private or not inspect.isfunction(function):
             continue
         put_function(owner, function_name, make)
         if getattr(owner, function_name) is not function:
-            replaced[function] = getattr(owner, function_name)
+            replacements[function] = getattr(owner, function_name)
     # TensorFlow's public modules, and its modules of ops, have attributes that still refer to the originals.
-    beginnings = ("tensorflow._api", "tensorflow.compat", "tensorflow.python.ops")
-    for path, module in list(sys.modules.items()):
-        if path == "tensorflow" or path.startswith(beginnings):
+    prefixes = ("tensorflow._api", "tensorflow.compat", "tensorflow.python.ops")
+    for module_name, module in list(sys.modules.items()):
+        if module_name == "tensorflow" or module_name.startswith(prefixes):
             for attribute, value in list(vars(module).items()):
-                if inspect.isfunction(value) and value in replaced:
-                    setattr(module, attribute, replaced[value])
+                if inspect.isfunction(value) and value in replacements:
+                    setattr(module, attribute, replacements[value])
 
 
 def _wrap_op(original: Any) -> Any:
@@ -327,21 +327,21 @@ def _wrap_op(original: Any) -> Any:
     op = original.__name__.lower().replace("_", "")
     if op == "matchingfiles":
         return _wrap_matching_files(original) if overlay.has_view() else original
-    names = list(inspect.signature(original).parameters)
+    parameter_names = list(inspect.signature(original).parameters)
     path_names: tuple[str, ...] = ()
-    find: Callable[[Any], Any] = _find_all_readable
+    find_paths: Callable[[Any], Any] = _find_all_readable
     if op in _OF_OP:
         argument, find_path = _OF_OP[op]
-        path_names, find = (argument,), _apply_to_known(find_path)
+        path_names, find_paths = (argument,), _apply_to_known(find_path)
     elif not op.startswith(_WRITING_OPS):
         path_names = _READ_ARGUMENTS
     acts_on_rank = overlay.has_view() or op in _NOTED
-    if not acts_on_rank or set(path_names).isdisjoint(names):
+    if not acts_on_rank or set(path_names).isdisjoint(parameter_names):
         return original
 
     def create(*args, **kwargs):
-        args = tuple(find(value) if name in path_names else value for name, value in zip(names, args))
-        kwargs = {name: find(value) if name in path_names else value for name, value in kwargs.items()}
+        args = tuple(find_paths(value) if name in path_names else value for name, value in zip(parameter_names, args))
+        kwargs = {name: find_paths(value) if name in path_names else value for name, value in kwargs.items()}
         return original(*args, **kwargs)
 
     return create
@@ -362,8 +362,8 @@ def _apply_to_known(find: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """A function that applies `find` to a path, or to the path in a tensor: at once if its value is known."""
 
     def find_known(path: Any) -> Any:
-        known = _read_static(path)
-        return find(known) if is_local(known) else _find_in_tensor(path, find)
+        static_path = _read_static(path)
+        return find(static_path) if is_local(static_path) else _find_in_tensor(path, find)
 
     return find_known
 
@@ -372,18 +372,18 @@ def _read_static(value: Any) -> Any:
     """Of a tensor, its bytes or list of bytes; None if only a run of the graph computes them. Else `value` itself."""
     if not isinstance(value, tf.Tensor):
         return value
-    known = tf.get_static_value(value)
-    return known.tolist() if isinstance(known, np.ndarray) else known
+    static_value = tf.get_static_value(value)
+    return static_value.tolist() if isinstance(static_value, np.ndarray) else static_value
 
 
 def _wrap_matching_files(original: Any) -> Any:
     def matching_files(pattern, name=None):
-        known = _read_static(pattern)
-        patterns = [known] if is_local(known) else known
+        static_pattern = _read_static(pattern)
+        patterns = [static_pattern] if is_local(static_pattern) else static_pattern
         are_paths = isinstance(patterns, (list, tuple)) and all(map(is_local, patterns))
         if not are_paths or _view_equals_disk():
             return original(pattern, name)
-        paths = sorted(path for each in patterns for path in _list_matching(os.fsdecode(each)))
+        paths = sorted(path for path_pattern in patterns for path in _list_matching(os.fsdecode(path_pattern)))
         return tf.constant(paths, tf.string, shape=(len(paths),), name=name or "MatchingFiles")
 
     return matching_files
@@ -402,10 +402,10 @@ def _list_matching(pattern: str) -> list[str]:
     TensorFlow itself searches several folders in parallel, and the order differs each time and between ranks. As in
     TensorFlow, names that begin with a dot match.
     """
-    start = _WILD.search(pattern)
-    if start is None:
+    wildcard = _WILD.search(pattern)
+    if wildcard is None:
         return [pattern] if pattern and os.path.exists(pattern) else []
-    if not os.path.dirname(pattern[: start.start()]):
+    if not os.path.dirname(pattern[: wildcard.start()]):
         pattern = os.path.join(".", pattern)
     return _match_pattern(pattern.rstrip("/"))
 
@@ -414,13 +414,14 @@ def _match_pattern(pattern: str) -> list[str]:
     """`_list_matching` of a pattern with a folder: first the folders that match, then the names in each of them."""
     if not _WILD.search(pattern):
         return [pattern]
-    folder, name = os.path.split(pattern)
-    name = re.sub(r"\\(.)", r"[\1]", name).replace("[^", "[!")  # from TensorFlow's syntax to that of `fnmatch`
+    folder_pattern, name_pattern = os.path.split(pattern)
+    # From TensorFlow's syntax to that of `fnmatch`.
+    name_pattern = re.sub(r"\\(.)", r"[\1]", name_pattern).replace("[^", "[!")
     paths = []
-    for parent in _match_pattern(folder):
+    for folder in _match_pattern(folder_pattern):
         try:
-            entries = os.listdir(parent)
+            entries = os.listdir(folder)
         except OSError:  # no folder, or an unreadable one: TensorFlow finds nothing there, either
             continue
-        paths += [os.path.join(parent, entry) for entry in entries if fnmatch.fnmatchcase(entry, name)]
+        paths += [os.path.join(folder, entry) for entry in entries if fnmatch.fnmatchcase(entry, name_pattern)]
     return paths

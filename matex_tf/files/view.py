@@ -61,30 +61,30 @@ class View(Layers):
         """The keys of this rank's own files that also exist on the disk."""
         if not self.used:
             return set()
-        entries = ((top, name) for top, folders, files in os.walk(self.root) for name in folders + files)
-        keys = (os.path.join(top[len(self.root) :], name) for top, name in entries)
+        entries = ((folder, name) for folder, folders, files in os.walk(self.root) for name in folders + files)
+        keys = (os.path.join(folder[len(self.root) :], name) for folder, name in entries)
         return set(filter(os.path.lexists, keys))
 
-    def adopt_disk(self, own: set[str], written: Container[str] = ()) -> None:
+    def adopt_disk(self, own_keys: set[str], written_keys: Container[str] = ()) -> None:
         """Give this rank's files the content of the disk, after a command on rank 0 has changed the disk.
 
-        A file in `own` gets the content on the disk, and is removed if the disk no longer has it. It stays in the upper
-        layer, because rank 0 may change or remove the real file next. A file that this rank has open keeps its content,
-        unless it is in `written`, the output files of the command.
+        A file in `own_keys` gets the content on the disk, and is removed if the disk no longer has it. It stays in the
+        upper layer, because rank 0 may change or remove the real file next. A file that this rank has open keeps its
+        content, unless it is in `written_keys`, the output files of the command.
 
-        `own`: the result of `list_own_on_disk` before the command.
+        `own_keys`: the result of `list_own_on_disk` before the command.
         """
         self.return_to_disk()
         # The script had removed these keys on all ranks; the command has created them.
         self.removed |= {key: False for key in self.removed.copy() if os.path.lexists(key)}
         open_paths = {path for _, path, _ in list_open_files("self")}
-        for key in own:
+        for key in own_keys:
             place = self.locate_upper(key)
             if not os.path.lexists(key):
                 self._hide_key(key)
                 continue
             are_files = os.path.isfile(key) and os.path.isfile(place)
-            may_replace = place not in open_paths or key in written
+            may_replace = place not in open_paths or key in written_keys
             if are_files and may_replace and not filecmp.cmp(key, place, shallow=False):
                 os.unlink(place)
                 shutil.copy2(key, place)
@@ -114,9 +114,9 @@ class View(Layers):
         """
         if not os.path.isdir(key):  # the disk is read before the notes, as in `locate_lower`
             return False
-        shown = [path for path, is_hidden in self.removed.copy().items() if not is_hidden]
-        has_shown = any(key in journal_reader.list_parents(path) for path in shown)
-        return self.locate_lower(key) == key or (has_shown and self.notes.find_before(key) is None)
+        shown_keys = [path for path, is_hidden in self.removed.copy().items() if not is_hidden]
+        has_shown_file = any(key in journal_reader.list_parents(path) for path in shown_keys)
+        return self.locate_lower(key) == key or (has_shown_file and self.notes.find_before(key) is None)
 
     def locate_for_child(self, key: str) -> str:
         """The real path of `key` for a process that does not use the view, such as a command.
@@ -158,12 +158,12 @@ class View(Layers):
         # A file of the disk: it is copied, or replaced by a new one, in the upper layer.
         if exclusive:
             raise make_error(errno.EEXIST, key)
-        kind = os.stat(lower).st_mode
-        if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
+        mode = os.stat(lower).st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
             return key  # a pipe, a socket, a device
         if not os.access(lower, os.W_OK):
             raise make_error(errno.EACCES, key)
-        if stat.S_ISDIR(kind):
+        if stat.S_ISDIR(mode):
             return self.ensure_folder(key)
         self.ensure_folder(os.path.dirname(key))
         if keep:
@@ -210,8 +210,8 @@ class View(Layers):
 
     def _make_upper_folder(self, key: str) -> None:
         """Create the folder of the upper layer for `key`, and its missing parents."""
-        missing = [path for path in journal_reader.list_parents(key) if not self.is_own(path)]
-        for path in reversed(missing):  # outermost first
+        missing_keys = [path for path in journal_reader.list_parents(key) if not self.is_own(path)]
+        for path in reversed(missing_keys):  # outermost first
             with contextlib.suppress(FileExistsError):  # another thread was faster
                 os.mkdir(self.locate_upper(path))
             self.mark_changed(path)
@@ -225,20 +225,20 @@ class View(Layers):
 
     def remove_file(self, key: str, folder: bool = False) -> None:
         """Remove the file `key`; with `folder`, the empty folder `key`."""
-        kind = self._find_mode(key)
-        if kind is not None:
-            is_folder = stat.S_ISDIR(kind)
+        mode = self._find_mode(key)
+        if mode is not None:
+            is_folder = stat.S_ISDIR(mode)
             if folder and not is_folder:
                 raise make_error(errno.ENOTDIR, key)
             if not folder and is_folder:
                 raise make_error(errno.EISDIR, key)
             if folder and self.list_names(key):
                 raise make_error(errno.ENOTEMPTY, key)
-        self._hide_key(key, may_have_links=folder or kind is None or stat.S_ISLNK(kind))
+        self._hide_key(key, may_have_links=folder or mode is None or stat.S_ISLNK(mode))
 
     def remove_tree(self, key: str) -> None:
-        kind = self._find_mode(key)
-        if kind is not None and not stat.S_ISDIR(kind):
+        mode = self._find_mode(key)
+        if mode is not None and not stat.S_ISDIR(mode):
             raise make_error(errno.ENOTDIR, key)
         self._hide_key(key)
 
@@ -257,9 +257,9 @@ class View(Layers):
                 if place != key:
                     raise
                 # Rank 0 has removed `key` from the disk since `place` was found. Its note may name a copy.
-                copy = self.locate_lower(key)
-                if copy is not None:
-                    return os.lstat(copy).st_mode
+                old_path = self.locate_lower(key)
+                if old_path is not None:
+                    return os.lstat(old_path).st_mode
         if self.is_hidden(key) or not self.notes.is_gone(key):
             raise make_error(errno.ENOENT, key)
         return None
@@ -313,27 +313,27 @@ class View(Layers):
     def move_file(self, source: str, target: str) -> None:
         """Rename `source` to `target`. One of them may be a path that the view does not handle."""
         source_key, target_key = self.find_key(source, follow=False), self.find_key(target, follow=False)
-        kind = os.lstat(source).st_mode if source_key is None else self._find_mode(source_key)
+        mode = os.lstat(source).st_mode if source_key is None else self._find_mode(source_key)
         if source_key == target_key:
             return
         if target_key is not None:
-            self._check_target(target_key, target, source_key, kind is not None and stat.S_ISDIR(kind))
-        place = source if source_key is None else self.copy_up(source_key)
+            self._check_target(target_key, target, source_key, mode is not None and stat.S_ISDIR(mode))
+        source_place = source if source_key is None else self.copy_up(source_key)
         if target_key is None:
-            shutil.move(place, target)
+            shutil.move(source_place, target)
         else:  # the target is in the upper layer, where it replaces a file or an empty folder
             self.ensure_folder(os.path.dirname(target_key))
             if self.exists(target_key):
                 self._hide_key(target_key)
             target_place = self.locate_upper(target_key)
-            shutil.move(place, target_place)
+            shutil.move(source_place, target_place)
             is_link = os.path.islink(target_place)  # perhaps to a large folder, which was not moved
             for folder, folders, names in () if is_link else os.walk(target_place):  # nothing of a file
                 for name in folders + names:
                     self.mark_changed(os.path.join(folder, name)[len(self.root) :])
             self.mark_changed(target_key)
         if source_key is not None:
-            self._hide_key(source_key, may_have_links=kind is None or not stat.S_ISREG(kind))
+            self._hide_key(source_key, may_have_links=mode is None or not stat.S_ISREG(mode))
 
     def _check_target(self, key: str, target: str, source_key: str | None, is_folder: bool) -> None:
         """Raise the error of the system if `source_key`, a folder or not, cannot be moved to `key`, named `target`."""

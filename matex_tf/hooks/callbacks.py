@@ -35,12 +35,12 @@ def _wrap_list(original: Any) -> Any:
         if stops_within or events.batch_ended.is_heard:
             self._async_train = False  # Keras 3: the ends of training batches are reported in this thread
             self._should_call_train_batch_hooks = True  # Keras 2
-        first, last = first_class(), last_class()
-        first.callbacks, last.stops_within = self, stops_within
-        for callback in (first, last):
+        first_callback, last_callback = first_class(), last_class()
+        first_callback.callbacks, last_callback.stops_within = self, stops_within
+        for callback in (first_callback, last_callback):
             callback.set_params(getattr(self, "params", None))
             callback.set_model(getattr(self, "model", None))
-        self.callbacks[:] = [first, *self.callbacks, last]
+        self.callbacks[:] = [first_callback, *self.callbacks, last_callback]
 
     return __init__
 
@@ -107,11 +107,13 @@ def _may_stop_within_epoch(callback: Any) -> bool:
 
     Keras' own callbacks decide by the logs, which are equal on all ranks.
     """
-    kind = type(callback)
-    if kind.__name__ == "LambdaCallback":
+    callback_class = type(callback)
+    if callback_class.__name__ == "LambdaCallback":
         return True
-    owners = [base for base in kind.__mro__ if not base.__module__.startswith(("keras.", "tf_keras."))]
-    return any(name in vars(owner) for owner in owners for name in _INNER_METHODS.split())
+    script_classes = [
+        base for base in callback_class.__mro__ if not base.__module__.startswith(("keras.", "tf_keras."))
+    ]
+    return any(name in vars(script_class) for script_class in script_classes for name in _INNER_METHODS.split())
 
 
 def _agree_to_stop(model: Any) -> None:
@@ -122,9 +124,9 @@ def _agree_to_stop(model: Any) -> None:
     """
     if not agreement.is_watched():
         return
-    stops = objects.allgather(bool(getattr(model, "stop_training", False)), "whether a callback stops training")
-    if any(stops) and not all(stops):
-        rank = stops.index(True)
+    have_stopped = objects.allgather(bool(getattr(model, "stop_training", False)), "whether a callback stops training")
+    if any(have_stopped) and not all(have_stopped):
+        rank = have_stopped.index(True)
         notes.print_note(f"a callback stopped training on rank {rank} and not on every rank; all ranks stop")
         model.stop_training = True
 

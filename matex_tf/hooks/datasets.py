@@ -43,26 +43,26 @@ def _wrap_iter(original: Any) -> Any:
             shard_batches.prepare_epoch(self)
         # The iterator returns batches
         # - by turns, in eager code only;
-        # - by tickets. In a trace these are batches of `by_tickets.whole`, the whole batches made from tickets, and
+        # - by tickets. In a trace these are batches of `ticket_source.whole`, the whole batches made from tickets, and
         #   `steps.shared_feeds` replaces the iterator in the copy of the step;
         # - of the dataset itself, if ranks share none: in other threads, where ranks are not in step, or if the rows
         #   are the rank's own.
         may_share = agreement.is_watched() and not shard_arrays.is_shard(self)
-        by_turns = turns.find_source(self) if may_share and is_eager else None
-        by_tickets = shared_batches.find_source(self) if may_share and by_turns is None else None
-        if by_turns is not None:
-            iterator = by_turns.iterate(original)
-        elif by_tickets is not None and is_eager:
-            iterator = by_tickets.iterate(original)
+        turn_source = turns.find_source(self) if may_share and is_eager else None
+        ticket_source = shared_batches.find_source(self) if may_share and turn_source is None else None
+        if turn_source is not None:
+            iterator = turn_source.iterate(original)
+        elif ticket_source is not None and is_eager:
+            iterator = ticket_source.iterate(original)
         else:
-            dataset = filled_caches.use_filled_caches(self) if may_share and by_tickets is None else self
+            dataset = filled_caches.use_filled_caches(self) if may_share and ticket_source is None else self
             if is_eager:
                 # All ranks read equally far ahead. Otherwise a generator would be at different elements on the ranks,
                 # and a later iteration would begin there.
                 iterator = original(iteration.read_alike(dataset))
             else:
                 with tf.control_dependencies(_list_effects()):
-                    iterator = original(dataset if by_tickets is None else by_tickets.whole)
+                    iterator = original(dataset if ticket_source is None else ticket_source.whole)
         own_data.note_iterator(iterator, self)  # which may be of another dataset than `self`
         if is_eager and agreement.is_watched():
             events.pass_begins(self, iterator)
@@ -129,10 +129,10 @@ def _wrap_dataset_loop(original: Any) -> Any:
 @HOOKS.replace(_ITERATORS, "OwnedIterator._next_internal", _IF_HOOK_MISSING)
 def _wrap_next(original: Any) -> Any:
     def pull(self):
-        shared = batches.find_shared_batches(self)
-        if isinstance(shared, turns.Pass):  # one pass over a source by turns, which ranks take in their main threads
-            return turns.take_element(shared) if agreement.is_watched() else original(self)
-        return original(self) if shared is None else whole_batches.take_whole(shared)
+        source = batches.find_shared_batches(self)
+        if isinstance(source, turns.Pass):  # one pass over a source by turns, which ranks take in their main threads
+            return turns.take_element(source) if agreement.is_watched() else original(self)
+        return original(self) if source is None else whole_batches.take_whole(source)
 
     def take(self):
         if own_data.is_own(self):
@@ -188,6 +188,18 @@ def _make_optional(spec: Any, value: Any) -> Any:
     return optional_ops._OptionalImpl(tf.raw_ops.OptionalFromValue(components=components), spec)
 
 
+@HOOKS.replace(_ITERATORS, "Iterator.make_initializer", _IF_HOOK_MISSING)
+def _wrap_make_initializer(original: Any) -> Any:
+    """Refuse own rows in an iterator of `tf.compat.v1.data.Iterator.from_structure`, which has no mark."""
+
+    def make_initializer(self, dataset, *args, **kwargs):
+        if shard_arrays.is_shard(dataset):
+            shard_arrays.refuse_dataset("initializes an iterator of tf.compat.v1")
+        return original(self, dataset, *args, **kwargs)
+
+    return make_initializer
+
+
 @HOOKS.replace("tensorflow.python.ops.gen_dataset_ops", "shuffle_dataset_v3", "tickets have an order of their own")
 def _wrap_shuffle(original: Any) -> Any:
     """Give the script's dataset and its tickets one seed generator. It counts iterations: each has another order."""
@@ -218,19 +230,19 @@ def _wrap_constant(original: Any) -> Any:
 
 @HOOKS.replace(_DATASETS, "DatasetV2.from_tensor_slices DatasetV2.from_tensors", _IF_HOOK_MISSING)
 def _wrap_from_tensors(original: Any) -> Any:
-    def make(tensors, *args, **kwargs):
-        arrays = [leaf for leaf in tf.nest.flatten(tensors) if isinstance(leaf, np.ndarray)]
+    def from_tensors(tensors, *args, **kwargs):
+        arrays = [component for component in tf.nest.flatten(tensors) if isinstance(component, np.ndarray)]
         if not any(map(shard_arrays.is_shard, arrays)):
             return original(tensors, *args, **kwargs)
         with shard_arrays.keeps_rows.set(True):  # the dataset has the mark that its tensors lose
             return shard_arrays.mark_share(original(tensors, *args, **kwargs))
 
-    return make
+    return from_tensors
 
 
 @HOOKS.replace(_DATASETS, "DatasetV2.batch DatasetV2.padded_batch DatasetV2.rebatch", _IF_HOOK_MISSING)
 def _wrap_batch(original: Any) -> Any:
-    def find_part(rows: Any) -> int:
+    def count_rows(rows: Any) -> int:
         me = world.get_world()
         start, stop = slice_bounds.deal_block(int(rows), me.rank, me.trainers)
         return max(stop - start, 1)
@@ -238,7 +250,7 @@ def _wrap_batch(original: Any) -> Any:
     def batch(self, batch_size, *args, **kwargs):
         # The script's batch size counts the rows of all ranks. A dataset of own rows gets this rank's part of it.
         if world.is_active() and settings.get_settings().scaling == "strong" and shard_arrays.is_shard(self):
-            batch_size = np.vectorize(find_part, otypes=[int])(batch_size).tolist()  # `rebatch` also takes a vector
+            batch_size = np.vectorize(count_rows, otypes=[int])(batch_size).tolist()  # `rebatch` also takes a vector
         return original(self, batch_size, *args, **kwargs)
 
     return batch

@@ -36,9 +36,11 @@ def _wrap_gradient(original: Any) -> Any:
         if not tf.executing_eagerly():
             gradients.note_gradients(result, sources)
         elif agreement.is_watched():
-            trained = [leaf for leaf in tf.nest.flatten(sources) if hasattr(find_tf_variable(leaf), "assign")]
-            if trained:  # if ranks began with different weights, all get rank 0's weights and gradients now
-                return whole_code.finish_gradients(self, result, trained)
+            trained_variables = [
+                source for source in tf.nest.flatten(sources) if hasattr(find_tf_variable(source), "assign")
+            ]
+            if trained_variables:  # if ranks began with different weights, all get rank 0's weights and gradients now
+                return whole_code.finish_gradients(self, result, trained_variables)
         return result
 
     return gradient
@@ -50,32 +52,32 @@ def _wrap_update(list_updated: Callable[[Any, list[Any], Any], Iterable[Any]]) -
     list_updated: returns the variables of an update, from the optimizer and the first two arguments of the method.
     """
 
-    def make(original: Any) -> Any:
+    def wrap_method(original: Any) -> Any:
         signature = inspect.signature(original)
-        _, first, second, *_ = signature.parameters
+        _, first_name, second_name, *_ = signature.parameters
 
         def apply(self, *args, **kwargs):
             if not tf.executing_eagerly() or not agreement.is_watched():
                 return original(self, *args, **kwargs)
             call = signature.bind(self, *args, **kwargs)
-            for name in (first, second):  # an argument may be an iterator, which can be read only once
+            for name in (first_name, second_name):  # an argument may be an iterator, which can be read only once
                 if isinstance(call.arguments.get(name), Iterator):
                     call.arguments[name] = list(call.arguments[name])
-            updated = list(list_updated(self, call.arguments[first], call.arguments.get(second)))
+            updated_variables = list(list_updated(self, call.arguments[first_name], call.arguments.get(second_name)))
             events.updates_eagerly(self)  # an event: the optimizer is about to update
             result = original(*call.args, **call.kwargs)
             slots = getattr(self, "variables", [])
-            agreement.agree_on_new([*updated, *(slots() if callable(slots) else slots)])
+            agreement.agree_on_new([*updated_variables, *(slots() if callable(slots) else slots)])
             return result
 
         return apply
 
-    return make
+    return wrap_method
 
 
 # Keras 3: apply(gradients, trainable_variables=None). Keras 2: apply_gradients(pairs of gradient and variable, ...).
 HOOKS.replace_in(_IF_HOOK_MISSING, "optimizers.base_optimizer:BaseOptimizer.apply")(
-    _wrap_update(lambda optimizer, _, given: optimizer._trainable_variables if given is None else given)
+    _wrap_update(lambda optimizer, _, variables: optimizer._trainable_variables if variables is None else variables)
 )
 for _class in ("optimizers.optimizer:Optimizer", "optimizers.legacy.optimizer_v2:OptimizerV2"):
     HOOKS.replace_in(_IF_HOOK_MISSING, keras2=f"{_class}.apply_gradients")(

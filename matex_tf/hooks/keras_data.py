@@ -35,10 +35,10 @@ def _replace_method(name: str) -> Any:
     return HOOKS.replace_in(_IF_HOOK_MISSING, *(f"{owner}.{name}" for owner in _TRAINERS))
 
 
-def _is_source(x: Any) -> bool:
-    """Whether `x` is a dataset, a generator or another source of batches, and not arrays."""
-    is_sequence = hasattr(x, "__getitem__") and hasattr(x, "on_epoch_end")
-    return is_sequence or hasattr(x, "element_spec") or hasattr(x, "__next__")
+def _is_source(data: Any) -> bool:
+    """Whether `data` is a dataset, a generator or another source of batches, and not arrays."""
+    is_sequence = hasattr(data, "__getitem__") and hasattr(data, "on_epoch_end")
+    return is_sequence or hasattr(data, "element_spec") or hasattr(data, "__next__")
 
 
 def _prepare(arguments: dict[str, Any], trains: bool) -> None:
@@ -72,13 +72,13 @@ def _prepare(arguments: dict[str, Any], trains: bool) -> None:
             arguments["batch_size"] = (batch_size or _BATCH_SIZE) * factor
         return
     # A dataset of this rank's own rows replaces the arrays.
-    counts = own_arrays.count_rows(inputs, name)
+    row_counts = own_arrays.count_rows(inputs, name)
     if not batch_size:
-        batch_size = -(-sum(counts) // steps) if steps else _BATCH_SIZE  # rounded up
+        batch_size = -(-sum(row_counts) // steps) if steps else _BATCH_SIZE  # rounded up
     batch_size *= factor
     shuffle = bool(arguments.get("shuffle"))
     dealt = own_arrays.agree_on_deal(inputs, batch_size, shuffle, name) if trains else shard_arrays.Dealt()
-    dataset = own_arrays.make_dataset(inputs, counts, batch_size, shuffle, dealt)
+    dataset = own_arrays.make_dataset(inputs, row_counts, batch_size, shuffle, dealt)
     # The dataset shuffles by itself. With shuffle=True, Keras would warn that it does not shuffle a dataset.
     arguments.update(x=dataset, y=None, sample_weight=None, batch_size=None, shuffle=False)
 
@@ -91,8 +91,8 @@ def _list_inputs(arguments: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(inputs)
 
 
-def _is_own(x: Any) -> bool:
-    return hasattr(x, "element_spec") and shard_arrays.is_shard(x)
+def _is_own(data: Any) -> bool:
+    return hasattr(data, "element_spec") and shard_arrays.is_shard(data)
 
 
 @contextlib.contextmanager
@@ -130,10 +130,10 @@ def _cut_validation(arguments: dict[str, Any]) -> None:
         def slice_rows(array: Any) -> Any:
             return None if array is None else array[make_slice(math.floor(len(array) * (1.0 - fraction)))]
 
-        return tuple(tf.nest.map_structure(slice_rows, part) for part in inputs)
+        return tuple(tf.nest.map_structure(slice_rows, structure) for structure in inputs)
 
-    arguments.update(zip(_INPUTS, slice_all(lambda split: slice(0, split))))
-    arguments.update(validation_data=slice_all(lambda split: slice(split, None)), validation_split=0.0)
+    arguments.update(zip(_INPUTS, slice_all(lambda split_index: slice(0, split_index))))
+    arguments.update(validation_data=slice_all(lambda split_index: slice(split_index, None)), validation_split=0.0)
 
 
 @HOOKS.replace_in(

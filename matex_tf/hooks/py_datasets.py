@@ -58,7 +58,7 @@ def _is_read_ahead(adapter: Any) -> bool:
     - The object asks for threads or processes (Keras' `enqueuer`). At the end of an epoch Keras keeps the items that
       they have made and the epoch has not used, and begins the order of items again after them.
     """
-    base, py_dataset = sys.modules[type(adapter).__module__].PyDataset, adapter.py_dataset
-    methods = ((getattr(py_dataset, name), getattr(base, name)) for name in ("on_epoch_begin", "on_epoch_end"))
+    base_class, py_dataset = sys.modules[type(adapter).__module__].PyDataset, adapter.py_dataset
+    methods = ((getattr(py_dataset, name), getattr(base_class, name)) for name in ("on_epoch_begin", "on_epoch_end"))
     hears_epochs = any(getattr(method, "__func__", None) is not inherited for method, inherited in methods)
     return hears_epochs or adapter.enqueuer is not None

@@ -26,9 +26,9 @@ _IF_HOOK_MISSING = "each rank computes all of each run of a session"
 def _wrap_run(original: Any) -> Any:
     def run(self, fetches, feed_dict=None, options=None, run_metadata=None):
         # Look for shards here: before `_do_run`, TensorFlow converts the arrays to plain ones.
-        feeds = feed_dict.values() if isinstance(feed_dict, Mapping) else ()
-        are_shares = any(isinstance(array, np.ndarray) and shard_arrays.is_shard(array) for array in feeds)
-        with session_runs.feeds_shares.set(are_shares):
+        fed_arrays = feed_dict.values() if isinstance(feed_dict, Mapping) else ()
+        has_shards = any(isinstance(array, np.ndarray) and shard_arrays.is_shard(array) for array in fed_arrays)
+        with session_runs.feeds_shares.set(has_shards):
             return original(self, fetches, feed_dict, options, run_metadata)
 
     return run
@@ -54,9 +54,9 @@ def _wrap_gradients(original: Any) -> Any:
     """Label the gradients of a v1 graph: a run of a session that computes some counts as an update."""
 
     def _GradientsHelper(ys, xs, *args, **kwargs):
-        found = original(ys, xs, *args, **kwargs)
-        gradients.note_gradients(found, xs)
-        return found
+        computed_gradients = original(ys, xs, *args, **kwargs)
+        gradients.note_gradients(computed_gradients, xs)
+        return computed_gradients
 
     return _GradientsHelper
 

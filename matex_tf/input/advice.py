@@ -67,7 +67,7 @@ def explain(dataset: Any, text: str) -> None:
 
 def explain_causes(dataset: Any, causes: Iterable[str]) -> str:
     """Text on all causes why every rank does work of a pipeline; "" if there is none. causes: `Deferred.causes`."""
-    has_batches = any(name_step(one) in _BATCHES for one in slice_bounds.list_pipeline(dataset))
+    has_batches = any(name_step(step) in _BATCHES for step in slice_bounds.list_pipeline(dataset))
     texts = dict.fromkeys(causes)  # each once
     if not has_batches and _has_work(dataset):
         texts[explain_op(NO_BATCHES)] = None
@@ -98,8 +98,8 @@ def explain_step(dataset: Any, reason: str = "") -> list[str]:
 def explain_composites(spec: Any) -> list[str]:
     """Texts on the components, in an element with this spec, that ranks do not slice: all but dense tensors."""
     specs = tf.nest.flatten(spec, expand_composites=False)
-    types = {type(each).__name__ for each in specs if not isinstance(each, tf.TensorSpec)}
-    return sorted({explain_op(_COMPOSITE.get(name, "elements that are no tensors")) for name in types})
+    type_names = {type(component).__name__ for component in specs if not isinstance(component, tf.TensorSpec)}
+    return sorted({explain_op(_COMPOSITE.get(name, "elements that are no tensors")) for name in type_names})
 
 
 def find_advice(name: str, instead: Sequence[tuple[str, str]]) -> str:
@@ -115,8 +115,8 @@ def name_step(dataset: Any) -> str:
 def _has_work(dataset: Any) -> bool:
     """Whether a step of a pipeline reads or maps, except for the map that TensorFlow adds before `unbatch`."""
     steps = slice_bounds.list_pipeline(dataset)
-    added = [step._input_dataset for step in steps if name_step(step) == "Restructured"]
-    return any(_is_work(step) and step not in added for step in steps)
+    added_maps = [step._input_dataset for step in steps if name_step(step) == "Restructured"]
+    return any(_is_work(step) and step not in added_maps for step in steps)
 
 
 def _is_work(step: Any) -> bool:

@@ -36,27 +36,27 @@ def _batch_tensors(dataset: Any, inner: Deferred) -> Deferred:
     tickets = inner.tickets.batch(dataset._batch_size, drop_remainder=dataset._drop_remainder)
     specs, ticket_specs = flatten_specs(inner.spec), flatten_specs(inner.tickets.element_spec)
     # The indices of the tensors that the work computes; each other tensor equals a tensor of the ticket.
-    computed = [at for at, index in enumerate(inner.passed) if index is None]
+    computed_positions = [position for position, ticket_index in enumerate(inner.passed) if ticket_index is None]
     # Work that computes no tensor only checks, as an assertion does. Its results, which equal the ticket, are taken so
     # that it runs.
-    if inner.is_work and not computed:
-        computed = list(range(len(specs)))
+    if inner.is_work and not computed_positions:
+        computed_positions = list(range(len(specs)))
 
     def build(ticket: Tensors) -> Tensors:
-        row = inner.compute(ticket, None)
-        return [row[at] for at in computed]
+        row_tensors = inner.compute(ticket, None)
+        return [row_tensors[position] for position in computed_positions]
 
     @functools.cache
     def trace_work() -> Any:
         with tf.init_scope():  # outside the graph of `compute`: several such graphs use it
             return _call_as_maps_do(build, [tf.TensorSpec(shape, dtype) for dtype, shape in ticket_specs])
 
-    def work_on(rows: Tensors) -> Tensors:
-        types, shapes = zip(*(specs[at] for at in computed))
+    def work_on(ticket_rows: Tensors) -> Tensors:
+        types, shapes = zip(*(specs[position] for position in computed_positions))
         function = trace_work()
         return list(
             tf.raw_ops.MapDefun(
-                arguments=rows,
+                arguments=ticket_rows,
                 captured_inputs=function.captured_inputs,
                 output_types=types,
                 output_shapes=shapes,
@@ -67,10 +67,10 @@ def _batch_tensors(dataset: Any, inner: Deferred) -> Deferred:
 
     def compute(ticket: Tensors, batch_slice: Slice) -> Tensors:
         tickets_of_slice = slice_rows(ticket, [True] * len(ticket), batch_slice)  # every tensor has rows
-        results = dict(zip(computed, work_on(tickets_of_slice))) if computed else {}
+        results = dict(zip(computed_positions, work_on(tickets_of_slice))) if computed_positions else {}
         return [
-            results[at] if index is None or at in results else tickets_of_slice[index]
-            for at, index in enumerate(inner.passed)
+            results[position] if ticket_index is None or position in results else tickets_of_slice[ticket_index]
+            for position, ticket_index in enumerate(inner.passed)
         ]
 
     return inner._replace(
@@ -145,6 +145,7 @@ def _batch_windows(dataset: Any, inner: Deferred, is_padded: bool) -> Deferred:
         compute=compute,
         count_rows=count_rows,
         are_rows=[True] * len(flatten_specs(dataset.element_spec)),
+        windows=dict(enumerate(tf.nest.flatten(tickets.element_spec))),
         pads=_find_pads(dataset) if is_padded else {},
     )
 

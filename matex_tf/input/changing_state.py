@@ -21,15 +21,17 @@ def tell_conflict(dataset: Any) -> str:
     elements only later, after further changes.
     """
     functions = list_functions(dataset)
-    handles = [
+    handle_ids = [
         {id(tensor) for tensor in function.captured_inputs if tensor.dtype.name == "resource"} for function in functions
     ]
-    if sum(map(len, handles)) == len(set[int]().union(*handles)):  # no two functions use the same
+    if sum(map(len, handle_ids)) == len(set[int]().union(*handle_ids)):  # no two functions use the same
         return ""
     # A `Split` divides a function: its front runs for each element in order on every rank, its back only for a rank's
     # own elements, later. It has the state that the front may change (`writes`), and that the back uses (`reads`).
     splits = list(map(Split, functions))
-    is_read = any(writer.writes & reader.reads & used for writer in splits for reader, used in zip(splits, handles))
+    is_read = any(
+        writer.writes & reader.reads & used_ids for writer in splits for reader, used_ids in zip(splits, handle_ids)
+    )
     return "a variable or a table that one function changes and another one reads" if is_read else ""
 
 
@@ -44,13 +46,15 @@ def reads_changing(dataset: Any) -> bool:
 
 def _reads_changing(function: Any) -> bool:
     # The last inputs of the graph stand for the captured tensors.
-    inner = function.graph.inputs[len(function.inputs) - len(function.captured_inputs) :]
-    captured = dict(zip(map(id, inner), function.captured_inputs))
+    captured_inputs = function.graph.inputs[len(function.inputs) - len(function.captured_inputs) :]
+    captured_tensors = dict(zip(map(id, captured_inputs), function.captured_inputs))
     # Only tables of the function itself can be tested. Tables in functions that it calls count as tables that can grow.
-    tables = [op for op in function.graph.get_operations() if op.type in _TABLES and id(op.inputs[0]) in captured]
-    fixed = sum(_is_fixed_table(captured[id(op.inputs[0])], op) for op in tables)
+    tables = [
+        op for op in function.graph.get_operations() if op.type in _TABLES and id(op.inputs[0]) in captured_tensors
+    ]
+    fixed_count = sum(_is_fixed_table(captured_tensors[id(op.inputs[0])], op) for op in tables)
     nodes = list(graph_ops.iterate_nodes(function.graph))  # also of the functions that it calls
-    return any(node.op in _VARIABLES for node in nodes) or sum(node.op in _TABLES for node in nodes) > fixed
+    return any(node.op in _VARIABLES for node in nodes) or sum(node.op in _TABLES for node in nodes) > fixed_count
 
 
 _VARIABLES = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")

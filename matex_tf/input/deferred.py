@@ -29,6 +29,8 @@ class Deferred(NamedTuple):
     is_work: there is something to compute or to check after the tickets.
     passed: for each flat tensor of an element, the index of the ticket's tensor that it equals; None if it is computed,
         as all rows of batches are.
+    windows: the specs of the ticket's tensors that are windows, datasets of the tickets of a batch's rows, by their
+        indices.
     pads: the padding values of the tensors that are padded to the longest row, by their indices.
     causes: why some work is in the tickets, which every rank makes for each element: texts for `--explain`.
     files: the datasets of indexed records, whose files are indexed again if they change between iterations.
@@ -42,6 +44,7 @@ class Deferred(NamedTuple):
     are_rows: list[bool]
     is_work: bool
     passed: Sequence[int | None]
+    windows: dict[int, Any] = {}
     pads: dict[int, Any] = {}
     causes: tuple[str, ...] = ()
     files: tuple[Any, ...] = ()
@@ -59,7 +62,7 @@ def make_whole(dataset: Any, are_batches: bool, causes: Iterable[str] = ()) -> D
     return Deferred(
         tickets=dataset,
         compute=compute,
-        count_rows=lambda batch: [tf.shape(each, tf.int64)[0] for each, is_rows in zip(batch, are_rows) if is_rows],
+        count_rows=lambda batch: [tf.shape(tensor, tf.int64)[0] for tensor, is_rows in zip(batch, are_rows) if is_rows],
         spec=dataset.element_spec,
         are_rows=are_rows,
         is_work=False,

@@ -49,14 +49,18 @@ def _note(cache: Any, contents: str) -> None:
 
 def claim_for_tickets(dataset: Any, caches: Iterable[Any]) -> bool:
     """Record that the `caches` of a dataset are filled with tickets. Returns False if one of them has elements."""
-    with_tickets = set(map(id, caches))
-    contents = [
-        (cache, _AS_TICKETS if id(cache) in with_tickets else _AS_ELEMENTS) for cache in _list_random_caches(dataset)
+    ids_with_tickets = set(map(id, caches))
+    contents_of_caches = [
+        (cache, _AS_TICKETS if id(cache) in ids_with_tickets else _AS_ELEMENTS)
+        for cache in _list_random_caches(dataset)
     ]
-    if any(own == _AS_TICKETS and tags.get_tag(cache, _FILLED) == _AS_ELEMENTS for cache, own in contents):
+    if any(
+        contents == _AS_TICKETS and tags.get_tag(cache, _FILLED) == _AS_ELEMENTS
+        for cache, contents in contents_of_caches
+    ):
         return False
-    for cache, own in contents:
-        _note(cache, own)
+    for cache, contents in contents_of_caches:
+        _note(cache, contents)
     return True
 
 

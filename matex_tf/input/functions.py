@@ -36,18 +36,18 @@ class Subgraph(NamedTuple):
 
     def build(self, inputs: Sequence[Any]) -> list[Any]:
         """The outputs for these inputs, in the current graph."""
-        tensors = {id(old): new for old, new in zip(self.inputs, inputs, strict=True)}
-        created = dict[int, Any]()
+        copies = {id(original): copy for original, copy in zip(self.inputs, inputs, strict=True)}
+        created_ops = dict[int, Any]()
         for op in self.ops:
-            controls = [created[id(control)] for control in op.control_inputs if id(control) in created]
+            controls = [created_ops[id(control)] for control in op.control_inputs if id(control) in created_ops]
             with tf.control_dependencies(controls):
-                new = copy_op(op, [tensors[id(old)] for old in op.inputs], dict(op.node_def.attr.items()))
-            created[id(op)] = new
-            tensors.update(zip(map(id, op.outputs), new.outputs))
-        outputs = [tensors[id(old)] for old in self.outputs]
+                copy = copy_op(op, [copies[id(original)] for original in op.inputs], dict(op.node_def.attr.items()))
+            created_ops[id(op)] = copy
+            copies.update(zip(map(id, op.outputs), copy.outputs))
+        outputs = [copies[id(original)] for original in self.outputs]
         if not self.awaited:
             return outputs
-        with tf.control_dependencies([created[id(op)] for op in self.awaited]):
+        with tf.control_dependencies([created_ops[id(op)] for op in self.awaited]):
             return [tf.identity(tensor) for tensor in outputs]
 
 
@@ -55,13 +55,13 @@ def copy_op(op: Any, inputs: Sequence[Any], attributes: dict[str, Any]) -> Any:
     """Create an op of a function's graph in the current graph, with other inputs and these attributes."""
     graph = tf.compat.v1.get_default_graph()
     arguments = list(map(tf.convert_to_tensor, inputs))
-    arguments = [graph.capture(each) if each.graph is not graph else each for each in arguments]
+    arguments = [graph.capture(argument) if argument.graph is not graph else argument for argument in arguments]
     with tf.device(op.device) if op.device else contextlib.nullcontext():
         dtypes = [tensor.dtype for tensor in op.outputs]
-        created = graph._create_op_internal(op.type, arguments, dtypes, name=op.name, attrs=attributes)
-    for old, new in zip(op.outputs, created.outputs):
-        new.set_shape(old.shape)
-    return created
+        copy = graph._create_op_internal(op.type, arguments, dtypes, name=op.name, attrs=attributes)
+    for output, copied_output in zip(op.outputs, copy.outputs):
+        copied_output.set_shape(output.shape)
+    return copy
 
 
 class Split:
@@ -85,49 +85,58 @@ class Split:
     def __init__(self, function: Any):
         graph = function.graph
         self.captured = list(function.captured_inputs)
-        count = len(graph.inputs) - len(self.captured)
-        self.inputs, inner = graph.inputs[:count], graph.inputs[count:]  # inner: stand for `captured` in the graph
-        input_ids, inner_ids = set(map(id, graph.inputs)), set(map(id, inner))
-        ordered = _list_ordered(graph)
+        input_count = len(graph.inputs) - len(self.captured)
+        # `inner_captured` stand for `captured` in the graph.
+        self.inputs, inner_captured = graph.inputs[:input_count], graph.inputs[input_count:]
+        input_ids, inner_captured_ids = set(map(id, graph.inputs)), set(map(id, inner_captured))
+        ordered_ops = _list_ordered(graph)
         # Without identity ops at the end, so that `passed` finds the results that equal an input.
         outputs = [_find_origin(tensor) for tensor in graph.outputs]
 
         # The front: the ordered ops with all that they need. The back: all other ops that results or effects need.
-        front = _find_needed(ordered, input_ids)
-        front_ids, available_ids = set(map(id, front)), input_ids | _list_outputs(front)
-        roots = [tensor.op for tensor in outputs if id(tensor) not in input_ids]
-        awaited = _list_awaited(graph, front)
-        back = _find_needed([*roots, *awaited], available_ids, front_ids, and_awaited=True)
+        front_ops = _find_needed(ordered_ops, input_ids)
+        front_ids, available_ids = set(map(id, front_ops)), input_ids | _list_outputs(front_ops)
+        root_ops = [tensor.op for tensor in outputs if id(tensor) not in input_ids]
+        awaited_ops = _list_awaited(graph, front_ops)
+        back_ops = _find_needed([*root_ops, *awaited_ops], available_ids, front_ids, and_awaited=True)
 
         # The tensors that the back takes: inputs of the function, and results of the front.
-        used = {id(tensor): tensor for op in back for tensor in op.inputs} | {id(each): each for each in outputs}
-        taken_ids = used.keys() - _list_outputs(back) - inner_ids
+        used_tensors = {id(tensor): tensor for op in back_ops for tensor in op.inputs} | {
+            id(output): output for output in outputs
+        }
+        taken_ids = used_tensors.keys() - _list_outputs(back_ops) - inner_captured_ids
         self.back_takes = [index for index, tensor in enumerate(self.inputs) if id(tensor) in taken_ids]
-        front_results = [tensor for key, tensor in used.items() if key in taken_ids and key not in input_ids]
+        front_results = [
+            tensor
+            for tensor_id, tensor in used_tensors.items()
+            if tensor_id in taken_ids and tensor_id not in input_ids
+        ]
 
-        order = {id(op): index for index, op in enumerate(graph.get_operations())}
+        positions = {id(op): index for index, op in enumerate(graph.get_operations())}
 
-        def arrange(ops: list[Any]) -> list[Any]:
-            return sorted(ops, key=lambda op: order[id(op)])
+        def sort_ops(ops: list[Any]) -> list[Any]:
+            return sorted(ops, key=lambda op: positions[id(op)])
 
-        self.ordered = sorted({op.type for op in ordered})
-        self.front = Subgraph(arrange(front), [*self.inputs, *inner], front_results) if ordered else None
-        front_inputs = {id(tensor) for op in front for tensor in op.inputs}
+        self.ordered = sorted({op.type for op in ordered_ops})
+        self.front = (
+            Subgraph(sort_ops(front_ops), [*self.inputs, *inner_captured], front_results) if ordered_ops else None
+        )
+        front_inputs = {id(tensor) for op in front_ops for tensor in op.inputs}
         self.front_takes = [index for index, tensor in enumerate(self.inputs) if id(tensor) in front_inputs]
 
-        # The outputs of the back wait for the ops of `awaited` that run neither in the front nor for an output.
-        for_outputs = _find_needed(roots, available_ids, front_ids, and_awaited=True)
-        run_anyway = front_ids | set(map(id, for_outputs))
-        awaited = [op for op in awaited if id(op) not in run_anyway]
+        # The outputs of the back wait for the ops of `awaited_ops` that run neither in the front nor for an output.
+        ops_for_outputs = _find_needed(root_ops, available_ids, front_ids, and_awaited=True)
+        run_anyway_ids = front_ids | set(map(id, ops_for_outputs))
+        awaited_ops = [op for op in awaited_ops if id(op) not in run_anyway_ids]
         back_inputs = [*(self.inputs[index] for index in self.back_takes), *front_results]
         self.back_input_count = len(back_inputs)
-        self.back = Subgraph(arrange(back), [*back_inputs, *inner], outputs, awaited)
-        self.is_work = bool(back)
+        self.back = Subgraph(sort_ops(back_ops), [*back_inputs, *inner_captured], outputs, awaited_ops)
+        self.is_work = bool(back_ops)
 
-        outer = {id(tensor): id(captured) for tensor, captured in zip(inner, self.captured)}
-        changing = (op for op in ordered if op.type not in pipelines.READS)
-        self.writes = {outer[id(tensor)] for op in changing for tensor in op.inputs if id(tensor) in outer}
-        self.reads = {outer[id(tensor)] for op in back for tensor in op.inputs if id(tensor) in outer}
+        outer_ids = {id(tensor): id(captured) for tensor, captured in zip(inner_captured, self.captured)}
+        changing_ops = (op for op in ordered_ops if op.type not in pipelines.READS)
+        self.writes = {outer_ids[id(tensor)] for op in changing_ops for tensor in op.inputs if id(tensor) in outer_ids}
+        self.reads = {outer_ids[id(tensor)] for op in back_ops for tensor in op.inputs if id(tensor) in outer_ids}
 
     def build_front(self, element: Sequence[Any]) -> list[Any]:
         """The results of the front, from the flat tensors of an element. Tensors not in `front_takes` may be None."""
@@ -188,22 +197,25 @@ def _list_outputs(ops: Iterable[Any]) -> set[int]:
 
 def _list_ordered(graph: Any) -> list[Any]:
     """The ops that must run for each element in the script's order, and the ops that read state which these change."""
-    ordered = [op for op in graph.get_operations() if _is_ordered(op)]
-    written = {id(tensor) for op in ordered for tensor in op.inputs if tensor.dtype.name == "resource"}
-    related = _find_related([op for op in ordered if _changes_anything(op)])
-    ordered_ids = set(map(id, ordered))
+    ordered_ops = [op for op in graph.get_operations() if _is_ordered(op)]
+    written_ids = {id(tensor) for op in ordered_ops for tensor in op.inputs if tensor.dtype.name == "resource"}
+    related_ids = _find_related([op for op in ordered_ops if _changes_anything(op)])
+    ordered_ids = set(map(id, ordered_ops))
     # A read must be in order if it reads a resource that an ordered op takes, or if the graph orders the read and an op
     # that may change any state.
-    reads = (op for op in graph.get_operations() if id(op) not in ordered_ids and _reads_state(op))
-    return [*ordered, *(op for op in reads if id(op) in related or not written.isdisjoint(map(id, op.inputs)))]
+    reading_ops = (op for op in graph.get_operations() if id(op) not in ordered_ids and _reads_state(op))
+    return [
+        *ordered_ops,
+        *(op for op in reading_ops if id(op) in related_ids or not written_ids.isdisjoint(map(id, op.inputs))),
+    ]
 
 
-def _find_related(changing: Sequence[Any]) -> set[int]:
+def _find_related(changing_ops: Sequence[Any]) -> set[int]:
     """The ids of these ops, of the ops on which one of them depends, and of the ops that depend on one of them.
 
-    The graph fixes the order of each such op and the op of `changing`.
+    The graph fixes the order of each such op and the op of `changing_ops`.
     """
-    return {id(op) for list_next in (_list_previous, _list_users) for op in reach(changing, list_next)}
+    return {id(op) for list_next in (_list_previous, _list_users) for op in reach(changing_ops, list_next)}
 
 
 def _list_previous(op: Any) -> list[Any]:
@@ -241,28 +253,31 @@ def _changes_any_state(node: Any) -> bool:
 def _is_ordered(op: Any) -> bool:
     """Whether an op, or one in a function that it calls, must run in order; unknown ops must."""
     nodes = list(graph_ops.iterate_nodes(op.graph, [op]))
-    names = {name for node in nodes for name in graph_ops.list_functions(node)}
-    if any(getattr(op.graph._get_function(name), "cached_definition", None) is None for name in names):
+    function_names = {function_name for node in nodes for function_name in graph_ops.list_functions(node)}
+    if any(
+        getattr(op.graph._get_function(function_name), "cached_definition", None) is None
+        for function_name in function_names
+    ):
         return True  # the ops of a called function are unknown
     return any(map(pipelines.is_stateful, nodes))
 
 
 def _find_needed(
-    ops: Iterable[Any], available: set[int], without: Container[int] = (), and_awaited: bool = False
+    ops: Iterable[Any], available_ids: set[int], excluded_ids: Container[int] = (), and_awaited: bool = False
 ) -> list[Any]:
     """These ops and all ops that they need.
 
     Args:
-        available: the ids of tensors that need no op, because they are given.
-        without: the ids of ops to leave out.
+        available_ids: the ids of tensors that need no op, because they are given.
+        excluded_ids: the ids of ops to leave out.
         and_awaited: include the ops that needed ops wait for.
     """
 
-    def choose(found: Iterable[Any]) -> list[Any]:
-        return [op for op in found if id(op) not in without and op.type != "Placeholder"]
+    def choose(candidates: Iterable[Any]) -> list[Any]:
+        return [op for op in candidates if id(op) not in excluded_ids and op.type != "Placeholder"]
 
     def list_needed(op: Any) -> list[Any]:
-        makers = [tensor.op for tensor in op.inputs if id(tensor) not in available]
+        makers = [tensor.op for tensor in op.inputs if id(tensor) not in available_ids]
         return choose([*makers, *(op.control_inputs if and_awaited else ())])
 
     return reach(choose(ops), list_needed)

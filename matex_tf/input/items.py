@@ -56,40 +56,42 @@ def compare_items(source: Any, name: str) -> Comparison:
         RankError: another rank cannot make an item. If this rank cannot, it raises its own error.
     """
     me = world.get_world()
-    items, draws, seconds, failure = {}, False, 0.0, None
-    attribute = ""  # one that the making of the last item has changed
+    items, has_drawn, seconds, failure = {}, False, 0.0, None
+    own_attribute = ""  # an attribute that the making of the second item has changed
     try:
-        first_state = before = State(source)
+        first_state = state_before = State(source)
         for number in FIRST if me.rank == 0 else reversed(FIRST):
             began = time.perf_counter()
             items[number] = source[number]
             seconds = time.perf_counter() - began
-            after = State(source)
-            draws = before.is_drawn_from() or draws
-            attribute = before.find_changed(after)  # not by the first item, which may have opened a file
-            before = after
-        if (draws or attribute) and me.rank > 0 and first_state.can_be_restored():
-            first_state.restore()  # and make the items in the script's order
+            state_after = State(source)
+            has_drawn = state_before.is_drawn_from() or has_drawn
+            # Only a change by the second item counts: the first may open a file and keep it.
+            own_attribute = state_before.find_changed(state_after)
+            state_before = state_after
+        if (has_drawn or own_attribute) and me.rank > 0 and first_state.can_be_restored():
+            # Rank 0 has made the items in the script's order. This brings generators and attributes to the same values.
+            first_state.restore()
             items = {number: source[number] for number in FIRST}
     except Exception as error:
         failure = error
-    what = f"items {FIRST[0]} and {FIRST[1]} of {name}"
+    subject = f"items {FIRST[0]} and {FIRST[1]} of {name}"
     digests = [] if failure else [source.num_batches, *(_digest(items[number]) for number in FIRST)]
-    text = f"{type(failure).__name__}: {failure}" if failure else ""
-    everyone = objects.allgather((digests, draws, attribute, seconds, text), f"comparing {what}")
+    failure_text = f"{type(failure).__name__}: {failure}" if failure else ""
+    reports = objects.allgather((digests, has_drawn, own_attribute, seconds, failure_text), f"comparing {subject}")
     if failure:
         raise failure
-    all_digests, all_draws, all_attributes, all_seconds, all_texts = zip(*everyone)
-    for rank, text in enumerate(all_texts):
-        if text:
-            raise errors.RankError(f"rank {rank} ({me.hosts[rank]}) cannot make {what}: {text}")
+    all_digests, all_draws, all_attributes, all_seconds, all_texts = zip(*reports)
+    for rank, failure_text in enumerate(all_texts):
+        if failure_text:
+            raise errors.RankError(f"rank {rank} ({me.hosts[rank]}) cannot make {subject}: {failure_text}")
     different_rank = next((rank for rank, digests in enumerate(all_digests) if digests != all_digests[0]), 0)
-    changed = next(filter(None, all_attributes), "")
+    changed_attribute = next(filter(None, all_attributes), "")
     why = ""
     if any(all_draws):
         why = "the making of an item draws random numbers"
-    elif changed:
-        why = f"the making of an item changes its attribute {changed!r}"
+    elif changed_attribute:
+        why = f"the making of an item changes its attribute {changed_attribute!r}"
     elif different_rank:
         why = f"ranks 0 and {different_rank} made different items of the same number"
     return Comparison([items[number] for number in FIRST], why, min(all_seconds))
@@ -163,8 +165,8 @@ def _list_kinds() -> list[_Kind]:
         _Kind(np.random.Generator, lambda generator: generator.bit_generator.state, _write_bit_generator),
         _Kind(tf.random.Generator, _read_variable, _write_variable),
     ]
-    of_keras = getattr(sys.modules.get("keras.random"), "SeedGenerator", None)
-    return kinds if of_keras is None else [*kinds, _Kind(of_keras, _read_variable, _write_variable)]
+    keras_class = getattr(sys.modules.get("keras.random"), "SeedGenerator", None)
+    return kinds if keras_class is None else [*kinds, _Kind(keras_class, _read_variable, _write_variable)]
 
 
 def _write_bit_generator(generator: Any, state: Any) -> None:

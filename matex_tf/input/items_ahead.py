@@ -73,7 +73,7 @@ class KnownItems:
 
 def order_items(adapter: Any) -> list[int]:
     """The numbers of the items of the next pass of a `PyDatasetAdapter`, in Keras' own order, with its random draws."""
-    copied = copy.copy(adapter)  # an adapter whose items are numbers
-    copied.py_dataset = KnownItems(range(adapter.py_dataset.num_batches))
-    copied._standardize_batch = lambda item: item
-    return list(copied._finite_generator())
+    number_adapter = copy.copy(adapter)  # an adapter whose items are numbers
+    number_adapter.py_dataset = KnownItems(range(adapter.py_dataset.num_batches))
+    number_adapter._standardize_batch = lambda item: item
+    return list(number_adapter._finite_generator())

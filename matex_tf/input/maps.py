@@ -21,12 +21,12 @@ from matex_tf.input.tickets import Tensors, flatten, flatten_specs, map_dataset
 def read_records(dataset: Any, indexed: records.Records) -> Deferred:
     """The records of a dataset; the work is to read them."""
     spec = dataset.element_spec
-    count = len(flatten_specs(spec))
+    tensor_count = len(flatten_specs(spec))
     return make_whole(dataset, are_batches=False)._replace(
         tickets=indexed.tickets,
         compute=lambda ticket, _: flatten(spec, indexed.read(ticket[0])),
         is_work=True,
-        passed=[None] * count,
+        passed=[None] * tensor_count,
         files=(dataset,),
     )
 
@@ -56,18 +56,18 @@ def map_elements(dataset: Any, inner: Deferred, are_batches: bool) -> Deferred:
 
     def run_front(ticket: Tensors) -> Any:
         inputs = [None if index is None else ticket[index] for index in inner.passed]  # None: computed, later
-        before = ticket if keeps_ticket else [inputs[index] for index in split.back_takes]
-        return *before, *split.build_front(inputs)
+        kept_tensors = ticket if keeps_ticket else [inputs[index] for index in split.back_takes]
+        return *kept_tensors, *split.build_front(inputs)
 
     def compute(ticket: Tensors, batch_slice: Any) -> Tensors:  # None: a row has no slice
         if not keeps_ticket:
             return run_back(ticket, batch_slice)
         element = inner.compute(ticket[:ticket_size], batch_slice)
         # Tensors that the map does not take. Their errors count, as they stop the script.
-        computed = [index for index, passed in enumerate(inner.passed) if passed is None and inner.is_work]
-        unused = [element[index] for index in computed if index not in split.back_takes]
+        computed_indices = [index for index, passed in enumerate(inner.passed) if passed is None and inner.is_work]
+        unused_tensors = [element[index] for index in computed_indices if index not in split.back_takes]
         inputs = [*(element[index] for index in split.back_takes), *ticket[ticket_size:]]
-        return require(unused, run_back(inputs, batch_slice))
+        return require(unused_tensors, run_back(inputs, batch_slice))
 
     def find_passed(index: int | None) -> int | None:
         """The index, in the new ticket, of the tensor that the back takes as input `index`; None if it is computed."""
@@ -78,10 +78,10 @@ def map_elements(dataset: Any, inner: Deferred, are_batches: bool) -> Deferred:
 
     # A padded tensor that the map merely passes on is a padded result, which ranks lengthen later (`Deferred.pads`).
     pads = {}
-    for at, index in enumerate(split.passed):
+    for output_index, index in enumerate(split.passed):
         if index is not None and index < input_count and split.back_takes[index] in inner.pads:
-            pads[at] = inner.pads[split.back_takes[index]]
-    front_options = _choose_options(dataset, split)
+            pads[output_index] = inner.pads[split.back_takes[index]]
+    front_options = {} if are_batches else _choose_options(dataset, split)
     return inner._replace(
         tickets=inner.tickets if split.front is None else map_dataset(inner.tickets, run_front, **front_options),
         compute=compute,
@@ -119,8 +119,12 @@ def _find_row_map(split: Split, inner: Deferred) -> RowMap | str:
 
 
 def _choose_options(dataset: Any, split: Split) -> dict[str, Any]:
-    """The options of the map that runs the front: Python code runs in parallel if it does in the script."""
+    """The options of the map of rows that runs the front: Python code runs in parallel if it does in the script.
+
+    The front of a map of batches takes nothing of the batch, so its Python draws or counts. It runs in order, as calls
+    at the same time would give each rank other results.
+    """
     if PYTHON.isdisjoint(split.ordered) or getattr(dataset, "_num_parallel_calls", None) is None:
         return {}
-    deterministic = {"true": True, "false": False}.get(dataset._deterministic)
-    return {"num_parallel_calls": dataset._num_parallel_calls, "deterministic": deterministic}
+    is_deterministic = {"true": True, "false": False}.get(dataset._deterministic)
+    return {"num_parallel_calls": dataset._num_parallel_calls, "deterministic": is_deterministic}

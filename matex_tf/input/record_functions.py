@@ -82,9 +82,9 @@ class Rewriter:
             CannotBeIndexed: the function works on records in another way.
         """
         captured = list(self._function.captured_inputs)
-        rewritten, maps = self._rewrite(self._function.graph, captured)
-        created = [op for op in rewritten.graph.get_operations() if op.type != "Placeholder"]
-        subgraph = Subgraph(created, rewritten.inputs, rewritten.outputs)
+        rewritten_function, maps = self._rewrite(self._function.graph, captured)
+        created_ops = [op for op in rewritten_function.graph.get_operations() if op.type != "Placeholder"]
+        subgraph = Subgraph(created_ops, rewritten_function.inputs, rewritten_function.outputs)
 
         def build(*tensors: Any) -> Any:
             [variant] = subgraph.build([*tensors, *captured])
@@ -112,30 +112,30 @@ class Rewriter:
     def _create_ops(self, graph: Any, inputs: Sequence[Any]) -> tuple[Any, tuple[Map, ...]]:
         """Create the rewritten ops of a function in the current graph; returns its result, and the maps of records."""
         tensors = dict(zip(map(id, graph.inputs), inputs))
-        created: dict[int, Any] = {}
-        maps_of: dict[int, tuple[Map, ...]] = {}  # of each dataset of records, by the id of its tensor
+        created_ops: dict[int, Any] = {}
+        maps_by_dataset: dict[int, tuple[Map, ...]] = {}  # of each dataset of records, by the id of its tensor
         for op in graph.get_operations():
             if op.type == "Placeholder":
                 continue
-            controls = [created[id(control)] for control in op.control_inputs if id(control) in created]
-            sources = [maps_of[id(tensor)] for tensor in op.inputs if id(tensor) in maps_of]
+            controls = [created_ops[id(control)] for control in op.control_inputs if id(control) in created_ops]
+            source_maps = [maps_by_dataset[id(tensor)] for tensor in op.inputs if id(tensor) in maps_by_dataset]
             with tf.control_dependencies(controls):
-                new, maps = self._create(op, [tensors[id(tensor)] for tensor in op.inputs], sources)
-            created[id(op)] = new
-            tensors.update(zip(map(id, op.outputs), new.outputs))
+                new_op, maps = self._create(op, [tensors[id(tensor)] for tensor in op.inputs], source_maps)
+            created_ops[id(op)] = new_op
+            tensors.update(zip(map(id, op.outputs), new_op.outputs))
             if maps is not None:
-                maps_of[id(op.outputs[0])] = maps
+                maps_by_dataset[id(op.outputs[0])] = maps
         [output] = graph.outputs
-        if id(output) not in maps_of:
+        if id(output) not in maps_by_dataset:
             raise CannotBeIndexed("its function reads records, but gives others")
-        return tensors[id(output)], maps_of[id(output)]
+        return tensors[id(output)], maps_by_dataset[id(output)]
 
     def _create(
-        self, op: Any, inputs: list[Any], sources: Sequence[tuple[Map, ...]]
+        self, op: Any, inputs: list[Any], source_maps: Sequence[tuple[Map, ...]]
     ) -> tuple[Any, tuple[Map, ...] | None]:
         """The op in place of `op`, and the maps to apply to the records of its dataset; None if it has no records.
 
-        sources: for each input that is a dataset of records, the maps of this dataset.
+        source_maps: for each input that is a dataset of records, the maps of this dataset.
         """
         # An op that reads a file.
         if op.type in KINDS:
@@ -143,24 +143,24 @@ class Rewriter:
         # An op that calls a function which reads files.
         calls_reader = bool(read_kinds(graph_ops.iterate_nodes(op.graph, [op])))
         if op.type in _CYCLE_INPUTS and calls_reader:
-            if sources:
+            if source_maps:
                 raise CannotBeIndexed(f"records are given to a function ({op.type}) that reads further ones")
             return self._call_rewritten(op, inputs)
         # An op that has nothing to do with records.
-        if not sources and not calls_reader:
+        if not source_maps and not calls_reader:
             return copy_op(op, inputs, dict(op.node_def.attr.items())), None
         # A map of records: the dataset stays without it.
-        if sources and op.type in record_maps.KINDS:
-            return inputs[0].op, (*sources[0], self._read_map(op))
+        if source_maps and op.type in record_maps.KINDS:
+            return inputs[0].op, (*source_maps[0], self._read_map(op))
         # An op that orders records, or joins two datasets of them. Any other op works on records.
-        if not sources or op.type not in (*_ORDERS, "ConcatenateDataset"):
+        if not source_maps or op.type not in (*_ORDERS, "ConcatenateDataset"):
             raise CannotBeIndexed(f"records are worked on where their files are read ({op.type})")
-        needed = 2 if op.type == "ConcatenateDataset" else 1  # inputs with records, to which the same maps apply
-        if len(sources) < needed or not record_maps.is_same(sources[0], sources[-1]):
+        needed_count = 2 if op.type == "ConcatenateDataset" else 1  # inputs with records, to which the same maps apply
+        if len(source_maps) < needed_count or not record_maps.is_same(source_maps[0], source_maps[-1]):
             raise CannotBeIndexed(f"records are put together with other elements ({op.type})")
         if self._gives_names and op.type in _ORDERS:  # left out: a `skip` of records would skip the name
-            return inputs[0].op, sources[0]
-        return copy_op(op, inputs, self._make_attributes(op)), sources[0]
+            return inputs[0].op, source_maps[0]
+        return copy_op(op, inputs, self._make_attributes(op)), source_maps[0]
 
     def _make_attributes(self, op: Any) -> dict[str, Any]:
         """The attributes of an op on datasets, with the element spec of names (strings) or tickets (three integers: the
@@ -184,46 +184,49 @@ class Rewriter:
             text = compression.decode()
             raise CannotBeIndexed(f"its files are compressed ({text}), so that each is read from its beginning")
         if self._gives_names:
-            rows, shape = tf.reshape(inputs[0], [-1]), []
+            elements, shape = tf.reshape(inputs[0], [-1]), []
         else:  # sizes: of records of a fixed length, the bytes of the header, of a record and of the footer
             sizes = tf.stack(inputs[1:4]) if kind == "fixed" else tf.zeros([0], tf.int64)
-            rows = ops.get_library().ops.matex_list_records(files=inputs[0], bytes=sizes, format=kind)
+            elements = ops.get_library().ops.matex_list_records(files=inputs[0], bytes=sizes, format=kind)
             shape = [3]
-        return tf.raw_ops.TensorSliceDataset(components=[rows], output_shapes=[shape]).op
+        return tf.raw_ops.TensorSliceDataset(components=[elements], output_shapes=[shape]).op
 
     def _call_rewritten(self, op: Any, inputs: list[Any]) -> tuple[Any, tuple[Map, ...]]:
         """The op in place of `op`, with the rewritten function and the elements in the order that they have alone."""
         from tensorflow.python.framework.function_def_to_graph import function_def_to_graph
 
         name, attributes = op.get_attr("f").name, self._make_attributes(op)
-        called = op.graph._get_function(name)
-        graph = getattr(called, "graph", None)
+        called_function = op.graph._get_function(name)
+        graph = getattr(called_function, "graph", None)
         if not getattr(graph, "inputs", None):
-            with op.graph.as_default():  # it has the functions that `called` calls
-                graph = function_def_to_graph(called.cached_definition)
+            with op.graph.as_default():  # it has the functions that `called_function` calls
+                graph = function_def_to_graph(called_function.cached_definition)
         # The inputs of the op are its dataset, then the captured tensors, which are the last inputs of the function.
-        rewritten, maps = self._rewrite(graph, op.inputs[1 : 1 + len(op.get_attr("Targuments"))])
-        rewritten.add_to_graph(tf.compat.v1.get_default_graph())
-        attributes["f"].func.name = tf.compat.as_str(rewritten.name)
+        rewritten_function, maps = self._rewrite(graph, op.inputs[1 : 1 + len(op.get_attr("Targuments"))])
+        rewritten_function.add_to_graph(tf.compat.v1.get_default_graph())
+        attributes["f"].func.name = tf.compat.as_str(rewritten_function.name)
         if "deterministic" in attributes:
             attributes["deterministic"].s = b"true"
         if "sloppy" in attributes:
             attributes["sloppy"].b = False
         cycle_input = _CYCLE_INPUTS[op.type]
-        chosen = None if cycle_input is None else self._find_value(op.inputs[cycle_input])
-        if cycle_input is not None and chosen is not None and chosen < 0:  # TensorFlow would choose by the CPUs
+        chosen_length = None if cycle_input is None else self._find_value(op.inputs[cycle_input])
+        # If the length is less than 0, TensorFlow would choose it by the CPUs.
+        if cycle_input is not None and chosen_length is not None and chosen_length < 0:
             # The number of files that are read concurrently. None: it is no constant; 0: the op has no such input.
-            calls = self._find_value(op.inputs[-1]) if op.type.startswith("ParallelInterleaveDatasetV") else 0
-            cycle = choose_cycle_length(chosen, AUTOTUNE if calls is None else calls, self._cpus)
-            inputs[cycle_input] = tf.constant(cycle, tf.int64)
-            if calls:  # must not exceed the number of files in turn
+            parallel_calls = self._find_value(op.inputs[-1]) if op.type.startswith("ParallelInterleaveDatasetV") else 0
+            cycle_length = choose_cycle_length(
+                chosen_length, AUTOTUNE if parallel_calls is None else parallel_calls, self._cpus
+            )
+            inputs[cycle_input] = tf.constant(cycle_length, tf.int64)
+            if parallel_calls:  # must not exceed the number of files in turn
                 inputs[-1] = tf.constant(AUTOTUNE, tf.int64)
         return copy_op(op, inputs, attributes), maps
 
     def _read_map(self, op: Any) -> Map:
         """The map of an op. Raises CannotBeIndexed if its results may vary, or depend on the file."""
-        if changing := list_changing_ops(graph_ops.iterate_nodes(op.graph, [op])):
-            raise CannotBeIndexed(f"records are worked on where their files are read, by {', '.join(changing)}")
+        if changing_ops := list_changing_ops(graph_ops.iterate_nodes(op.graph, [op])):
+            raise CannotBeIndexed(f"records are worked on where their files are read, by {', '.join(changing_ops)}")
         captured = [self._find_constant(tensor) for tensor in op.inputs[1 : 1 + len(op.get_attr("Targuments"))]]
         if any(value is None for value in captured):
             raise CannotBeIndexed("records are worked on where their files are read, by what depends on the file")

@@ -91,39 +91,39 @@ def index_files(names: Sequence[bytes], kind: str, reason: str = "") -> str:
     states: list[State] = []
     if not reason:
         states, reason = _read_states(names)
-    known = [(_find_number(name, kind, state), _is_settled(state)) for name, state in zip(names, states)]
-    files = [(name_alike(name), state.size) for name, state in zip(names, states)]
-    everyone = objects.allgather((reason, files, known, _next_number), "what records of a dataset are known")
-    first_files = everyone[0][1]
-    for rank, (reason_there, files_there, *_) in enumerate(everyone):
-        if reason_there:
-            return reason_there
-        if files_there != first_files:
+    known_files = [(_find_number(name, kind, state), _is_settled(state)) for name, state in zip(names, states)]
+    own_files = [(name_alike(name), state.size) for name, state in zip(names, states)]
+    reports = objects.allgather((reason, own_files, known_files, _next_number), "what records of a dataset are known")
+    first_files = reports[0][1]
+    for rank, (other_reason, other_files, *_) in enumerate(reports):
+        if other_reason:
+            return other_reason
+        if other_files != first_files:
             hosts = world.get_world().hosts
             return (
-                f"ranks see different files: {_describe_difference(first_files, files_there)} on ranks 0 ({hosts[0]}) "
+                f"ranks see different files: {_describe_difference(first_files, other_files)} on ranks 0 ({hosts[0]}) "
                 f"and {rank} ({hosts[rank]})"
             )
     # Ranks compare hashes of tickets, so a file has the same number on all ranks. If it has changed for some, as
     # their own copies may, it gets a new number on all.
-    _next_number = max(number for *_, number in everyone)
-    needed: list[int] = []
+    _next_number = max(number for *_, number in reports)
+    needed_indices: list[int] = []
     numbers: dict[int, int] = {}
-    for index, of_ranks in enumerate(zip(*(known_there for _, _, known_there, _ in everyone))):
-        numbers_of_ranks, are_settled = zip(*of_ranks)
+    for index, known_by_ranks in enumerate(zip(*(known_on_rank for _, _, known_on_rank, _ in reports))):
+        numbers_of_ranks, are_settled = zip(*known_by_ranks)
         is_new = numbers_of_ranks[0] == _NEW or len(set(numbers_of_ranks)) > 1
         if is_new or not all(are_settled):
-            needed.append(index)
+            needed_indices.append(index)
             numbers[index] = _next_number if is_new else numbers_of_ranks[0]
             _next_number += is_new
-    if not needed:
+    if not needed_indices:
         return ""
-    for index, found in _find_records(names, states, kind, needed).items():
+    for index, file_records in _find_records(names, states, kind, needed_indices).items():
         name, state = names[index], states[index]
         _known[kind, name] = state, numbers[index]
-        if found.problem and not found.code:
-            notes.print_note(f"{os.fsdecode(name)}: {found.problem}")
-        record_files.put_records(numbers[index], name, kind, state.size, state.mtime_ns, found)
+        if file_records.problem and not file_records.code:
+            notes.print_note(f"{os.fsdecode(name)}: {file_records.problem}")
+        record_files.put_records(numbers[index], name, kind, state.size, state.mtime_ns, file_records)
     return ""
 
 
@@ -133,12 +133,12 @@ def _find_number(name: bytes, kind: str, state: State) -> int:
     return number if state == known_state else _NEW
 
 
-def _describe_difference(first: Sequence[tuple[str, int]], second: Sequence[tuple[str, int]]) -> str:
+def _describe_difference(first_files: Sequence[tuple[str, int]], other_files: Sequence[tuple[str, int]]) -> str:
     """Text about the first file that differs between two ranks."""
-    for (name, size), (other_name, other_size) in zip(first, second):
+    for (name, size), (other_name, other_size) in zip(first_files, other_files):
         if (name, size) != (other_name, other_size):
             return f"{name} of {size} bytes and {other_name} of {other_size}"
-    return f"{len(first)} and {len(second)} files"
+    return f"{len(first_files)} and {len(other_files)} files"
 
 
 def _read_states(names: Sequence[bytes]) -> tuple[list[State], str]:
@@ -168,7 +168,7 @@ def _is_settled(state: State) -> bool:
 
 
 def _find_records(
-    names: Sequence[bytes], states: Sequence[State], kind: str, needed: Sequence[int]
+    names: Sequence[bytes], states: Sequence[State], kind: str, needed_numbers: Sequence[int]
 ) -> dict[int, record_files.Found]:
     """The index of the files with these numbers: kept by an earlier run, or made by all ranks. Collective.
 
@@ -176,25 +176,31 @@ def _find_records(
     """
     index = {
         number: record_files.Found(_NO_NUMBERS, _NO_NUMBERS, code=states[number].code, problem=states[number].problem)
-        for number in needed
+        for number in needed_numbers
     }
-    existing = [number for number in needed if states[number].size >= 0]
+    existing_numbers = [number for number in needed_numbers if states[number].size >= 0]
     if kind == "fixed":
         return index
     folder = _find_folder() if world.get_world().rank == 0 else None
-    kept = {} if folder is None else {number: _read_kept(folder, states[number], kind) for number in existing}
-    kept = objects.broadcast({number: found for number, found in kept.items() if found}, "the kept index of records")
-    index.update(kept)
-    missing = [number for number in existing if number not in kept]
-    if missing:
+    kept_records = (
+        {} if folder is None else {number: _read_kept(folder, states[number], kind) for number in existing_numbers}
+    )
+    kept_records = objects.broadcast(
+        {number: found_records for number, found_records in kept_records.items() if found_records},
+        "the kept index of records",
+    )
+    index.update(kept_records)
+    missing_numbers = [number for number in existing_numbers if number not in kept_records]
+    if missing_numbers:
         me = world.get_world()
-        dealt = deal_parts([states[number].size for number in missing], kind, me.size)[me.rank]
-        parts = [part._replace(number=missing[part.number]) for part in dealt]  # numbers in `names`, not in `missing`
+        own_parts = deal_parts([states[number].size for number in missing_numbers], kind, me.size)[me.rank]
+        # With numbers in `names`, not in `missing_numbers`.
+        parts = [part._replace(number=missing_numbers[part.number]) for part in own_parts]
         own_records = [*zip(parts, _find_parts(parts, names, states, kind))]
         all_records = itertools.chain(*objects.allgather(own_records, "the index of records"))
-        in_order = sorted(all_records, key=lambda part_and_records: part_and_records[0])
-        for number in missing:
-            pieces = [found for part, found in in_order if part.number == number]
+        ordered_records = sorted(all_records, key=lambda part_and_records: part_and_records[0])
+        for number in missing_numbers:
+            pieces = [found_records for part, found_records in ordered_records if part.number == number]
             index[number] = _join_pieces(pieces, kind, states[number].size)
             if folder is not None and not index[number].problem and _is_settled(states[number]):
                 _keep(folder, states[number], kind, index[number])
@@ -207,22 +213,22 @@ def deal_parts(sizes: Sequence[int], kind: str, ranks: int) -> list[list[Part]]:
     One rank reads a whole TFRecord file, because the place of a record follows from the record before it.
     """
     ends = np.cumsum(sizes, dtype=np.int64).tolist()
-    total = ends[-1] if ends else 0
-    dealt: list[list[Part]] = [[] for _ in range(ranks)]
+    total_bytes = ends[-1] if ends else 0
+    parts_by_rank: list[list[Part]] = [[] for _ in range(ranks)]
     for number, (size, end) in enumerate(zip(sizes, ends)):
         if kind == "tfrecord":
             # The rank whose equal part of all bytes has the middle of the file.
             twice_middle = 2 * end - size
-            rank = min(ranks - 1, twice_middle * ranks // (2 * total)) if total else 0
-            dealt[rank].append(Part(number, 0, size))
+            rank = min(ranks - 1, twice_middle * ranks // (2 * total_bytes)) if total_bytes else 0
+            parts_by_rank[rank].append(Part(number, 0, size))
             continue
         begin = end - size  # of the file, in the bytes of all files
         for rank in range(ranks):
-            first = max(begin, total * rank // ranks)
-            last = min(end, total * (rank + 1) // ranks)
+            first = max(begin, total_bytes * rank // ranks)
+            last = min(end, total_bytes * (rank + 1) // ranks)
             if first < last:
-                dealt[rank].append(Part(number, first - begin, last - begin))
-    return dealt
+                parts_by_rank[rank].append(Part(number, first - begin, last - begin))
+    return parts_by_rank
 
 
 def _find_parts(
@@ -241,8 +247,8 @@ def _find_parts(
 def _join_pieces(pieces: Sequence[record_files.Found], kind: str, size: int) -> record_files.Found:
     """The index of a file from the records of its parts, in order."""
     if kind == "tfrecord":  # one rank has read the whole file
-        [only] = pieces
-        return only
+        [whole_file] = pieces
+        return whole_file
     for piece in pieces:
         if piece.code:
             return record_files.Found(_NO_NUMBERS, _NO_NUMBERS, code=piece.code, problem=piece.problem)
@@ -269,8 +275,8 @@ def _find_folder() -> Path | None:
     return folder
 
 
-def _say_not_kept(what: str, error: Exception) -> None:
-    notes.print_note(f"where records begin in {what} is looked for in each run, since it cannot be kept: {error}")
+def _say_not_kept(subject: str, error: Exception) -> None:
+    notes.print_note(f"where records begin in {subject} is looked for in each run, since it cannot be kept: {error}")
 
 
 def _name_kept(folder: Path, state: State, kind: str) -> Path:
@@ -279,20 +285,20 @@ def _name_kept(folder: Path, state: State, kind: str) -> Path:
 
 
 def _read_kept(folder: Path, state: State, kind: str) -> record_files.Found | None:
-    place = _name_kept(folder, state, kind)
+    path = _name_kept(folder, state, kind)
     try:
-        offsets, lengths = np.load(place)
-        os.utime(place)  # so that it is not removed as unused
+        offsets, lengths = np.load(path)
+        os.utime(path)  # so that it is not removed as unused
     except (OSError, ValueError, EOFError):
         return None  # none is kept, it is cut off, or another user keeps it
     return record_files.Found(offsets, lengths)
 
 
-def _keep(folder: Path, state: State, kind: str, found: record_files.Found) -> None:
+def _keep(folder: Path, state: State, kind: str, found_records: record_files.Found) -> None:
     try:
         _drop_unused(folder)
-        with real_files.use_real_files(), atomic.write_beside(str(_name_kept(folder, state, kind))) as place:
-            np.save(place, np.stack([found.offsets, found.lengths]))
+        with real_files.use_real_files(), atomic.write_beside(str(_name_kept(folder, state, kind))) as temporary_path:
+            np.save(temporary_path, np.stack([found_records.offsets, found_records.lengths]))
     except OSError as error:
         _say_not_kept(state.path, error)
 
@@ -300,7 +306,7 @@ def _keep(folder: Path, state: State, kind: str, found: record_files.Found) -> N
 @functools.cache
 def _drop_unused(folder: Path) -> None:
     """Remove kept files that no run has used for long: most likely the indexed files have changed or are gone."""
-    for place in folder.iterdir():
+    for path in folder.iterdir():
         with contextlib.suppress(FileNotFoundError):  # another run removes it
-            if time.time() - place.stat().st_mtime > _MAX_UNUSED_SECONDS:
-                place.unlink()
+            if time.time() - path.stat().st_mtime > _MAX_UNUSED_SECONDS:
+                path.unlink()

@@ -55,5 +55,5 @@ def make_map(op: Any, captured: Sequence[Any]) -> Map:
 
 def is_same(first: Sequence[Map], second: Sequence[Map]) -> bool:
     """Whether two chains of maps call the same functions with the same captured objects, compared by identity."""
-    keys = [[(each.function, *map(id, each.captured)) for each in maps] for maps in (first, second)]
+    keys = [[(record_map.function, *map(id, record_map.captured)) for record_map in maps] for maps in (first, second)]
     return keys[0] == keys[1]

@@ -53,12 +53,14 @@ def make_tickets(dataset: Any) -> Records | str:
     index files that have changed; tickets that were made before are read from the former file while it is open, else
     they are an error.
     """
-    known = tags.get_tag(dataset, _RECORDS)
+    known_records = tags.get_tag(dataset, _RECORDS)
     try:
-        result: Records | str = _renew(known) if known and known.names else _make_tickets(dataset)
+        result: Records | str = (
+            _renew(known_records) if known_records and known_records.names else _make_tickets(dataset)
+        )
     except CannotBeIndexed as reason:
         return str(reason)
-    if known is None and isinstance(result, Records):
+    if known_records is None and isinstance(result, Records):
         tags.set_tag(dataset, _RECORDS, result)
     return result
 
@@ -85,14 +87,14 @@ def _make_tickets(dataset: Any) -> Records | str:
         return reason
     read = _make_reader(maps, step.element_spec) if maps else record_files.read_records
     # A function that reads variables, tables or whole files may give other names later.
-    graphs = [each.graph for each in pipelines.list_functions(step)]
+    graphs = [step_function.graph for step_function in pipelines.list_functions(step)]
     names_may_vary = any(node.op in pipelines.READS for graph in graphs for node in graph_ops.iterate_nodes(graph))
     return Records(_make_dataset(step, function, cpus), read, () if names_may_vary else tuple(names), kind)
 
 
-def _renew(known: Records) -> Records | str:
+def _renew(known_records: Records) -> Records | str:
     """The records, after changed files were indexed again; or the reason why that is impossible. Collective."""
-    return record_index.index_files(known.names, known.kind) or known
+    return record_index.index_files(known_records.names, known_records.kind) or known_records
 
 
 def _make_reader(maps: Sequence[Map], spec: Any) -> Callable[[Any], Any]:
@@ -150,22 +152,26 @@ def _make_dataset(step: Any, function: Callable[..., Any], cpus: int) -> Any:
     from tensorflow.python.data.ops import readers
 
     source = step._input_dataset
-    make = _build(function, tf.TensorSpec([3], tf.int64), source)
+    make_dataset = _build(function, tf.TensorSpec([3], tf.int64), source)
     kind = pipelines.name_kind(step)
     if kind == "FlatMapDataset":
-        return source.flat_map(make)
+        return source.flat_map(make_dataset)
     if isinstance(step, readers.ParallelInterleaveDataset):
         return readers.ParallelInterleaveDataset(
-            source, make, step._cycle_length, step._block_length, False, step._buffer_output_elements,
+            source, make_dataset, step._cycle_length, step._block_length, False, step._buffer_output_elements,
             step._prefetch_input_elements,
         )  # fmt: skip
-    calls, of_script = getattr(step, "_num_parallel_calls", None), int(step._cycle_length)
-    cycle = record_functions.choose_cycle_length(of_script, None if calls is None else int(calls), cpus)
-    if calls is None:
-        return source.interleave(make, cycle, step._block_length)
-    if cycle != of_script:
-        calls = record_functions.AUTOTUNE  # because the script's number may exceed the chosen cycle length
-    return source.interleave(make, cycle, step._block_length, num_parallel_calls=calls, deterministic=True)
+    parallel_calls, script_cycle_length = getattr(step, "_num_parallel_calls", None), int(step._cycle_length)
+    cycle_length = record_functions.choose_cycle_length(
+        script_cycle_length, None if parallel_calls is None else int(parallel_calls), cpus
+    )
+    if parallel_calls is None:
+        return source.interleave(make_dataset, cycle_length, step._block_length)
+    if cycle_length != script_cycle_length:
+        parallel_calls = record_functions.AUTOTUNE  # because the script's number may exceed the chosen cycle length
+    return source.interleave(
+        make_dataset, cycle_length, step._block_length, num_parallel_calls=parallel_calls, deterministic=True
+    )
 
 
 def _list_names(step: Any, cpus: int) -> list[bytes]:
@@ -176,11 +182,13 @@ def _list_names(step: Any, cpus: int) -> list[bytes]:
     function = step._map_func.function
     _check_function(function)
     # The rewritten function gives the name of a file where the script's function gives the records of the file.
-    make, _ = record_functions.Rewriter(function, gives_names=True, cpus=cpus).make()
+    make_names, _ = record_functions.Rewriter(function, gives_names=True, cpus=cpus).make()
     source = _find_source(step._input_dataset)
-    names = source.flat_map(_build(make, tf.TensorSpec([], tf.string), source)).batch(_NAMES_PER_BATCH)
+    name_batches = source.flat_map(_build(make_names, tf.TensorSpec([], tf.string), source)).batch(_NAMES_PER_BATCH)
     # By `reduce`, which needs no iterator: the library's hook of iterators would run collectives.
-    all_names = names.reduce(tf.zeros([0], tf.string), lambda first, second: tf.concat([first, second], 0))
+    all_names = name_batches.reduce(
+        tf.zeros([0], tf.string), lambda names_so_far, batch: tf.concat([names_so_far, batch], 0)
+    )
     return list(dict.fromkeys(all_names.numpy().tolist()))
 
 
@@ -215,5 +223,5 @@ def _call(step: Any, wrapped: Any) -> Callable[..., Any]:
 
 def _check_function(function: Any) -> None:
     """Raise CannotBeIndexed if the file names that a function makes of an element may vary."""
-    if changing := record_functions.list_changing_ops(graph_ops.iterate_nodes(function.graph)):
-        raise CannotBeIndexed(f"its names of files are made by {', '.join(changing)}")
+    if changing_ops := record_functions.list_changing_ops(graph_ops.iterate_nodes(function.graph)):
+        raise CannotBeIndexed(f"its names of files are made by {', '.join(changing_ops)}")

@@ -53,9 +53,9 @@ def find_row_map(function: Any, are_rows: Sequence[bool]) -> RowMap | str:
         program = read_program(function.graph, placements, takes_batches=False)
     except Exception as error:  # a rule of `rewrite` has failed; then every rank computes the script's own function
         return f"a map that cannot be read ({type(error).__name__}: {error})"
-    outputs = [value.placement for value in program.outputs]
-    can_share = all(placement == BATCH or placement.kind in (REPLICATED, SIZES) for placement in outputs)
-    program.gives = [BATCH if placement == BATCH else WHOLE for placement in outputs]
+    output_placements = [value.placement for value in program.outputs]
+    can_share = all(placement == BATCH or placement.kind in (REPLICATED, SIZES) for placement in output_placements)
+    program.gives = [BATCH if placement == BATCH else WHOLE for placement in output_placements]
     if program.has_collectives or not can_share:
         return "a map that needs the whole batch"
-    return RowMap(program, captured, [placement == BATCH for placement in outputs])
+    return RowMap(program, captured, [placement == BATCH for placement in output_placements])

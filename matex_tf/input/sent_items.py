@@ -37,19 +37,19 @@ class SentItem:
     def __init__(self, source: Any, number: int, maker: int, tensors: Any, shapes: Any, failure: Any):
         self.source, self.number, self.failure = source, number, failure
         self._maker, self._tensors, self._ranks = maker, tensors, world.get_world().size
-        counts = {shape[0] for shape, is_rows in zip(shapes or (), source.are_rows) if is_rows}
-        self.total, self.is_even = max(counts, default=0), len(counts) < 2
+        row_counts = {shape[0] for shape, is_rows in zip(shapes or (), source.are_rows) if is_rows}
+        self.total, self.is_even = max(row_counts, default=0), len(row_counts) < 2
 
     def take_slice(self, ratios: Any = None) -> list[Any]:
         # ratios: of the numbers of rows of ranks. None: equal slices for the first `trainers` ranks; others only serve.
         def select(arrays: list[Any], rank: int, trainers: int) -> list[Any]:
             start, stop, _ = slice_bounds.find_slice_bounds(self.total, rank, trainers if ratios is None else ratios)
-            return [each[start:stop] if is_rows else each for each, is_rows in zip(arrays, self.source.are_rows)]
+            return [array[start:stop] if is_rows else array for array, is_rows in zip(arrays, self.source.are_rows)]
 
         def scatter(arrays: list[Any] | None) -> list[Any]:
             me = world.get_world()
-            parts = None if arrays is None else [select(arrays, rank, me.trainers) for rank in range(me.size)]
-            return list(world.get_communicator("control").scatter(parts, root=self._maker))
+            arrays_of_ranks = None if arrays is None else [select(arrays, rank, me.trainers) for rank in range(me.size)]
+            return list(world.get_communicator("control").scatter(arrays_of_ranks, root=self._maker))
 
         rows = membership.attempt_collectives(_ROWS, lambda: self._exchange(scatter))
         return [*rows, *batches.make_numbers(batches.find_bounds(self.total, ratios), self.total)]

@@ -85,17 +85,16 @@ class Source:
 
     def _make_slices(self) -> Any:
         """The dataset of this rank's slices, with the elements that `Batch` takes."""
-        spec = self.batches.tickets.element_spec
 
         def work(ticket: tickets.Tensors) -> Any:
             counts = self.batches.count_rows(ticket)
             first, count, total, has_rows = deal_rows.deal_rows(tf.stack(counts), self._deal_variable)
-            digest = tf.bitcast(tickets.digest_ticket(spec, ticket), tf.int64)
+            digest = tf.bitcast(tickets.digest_ticket(ticket, self.batches.windows), tf.int64)
             return first, count, total, has_rows, digest, *self.take(ticket, first, count, total), *ticket
 
         slices = tickets.map_dataset(self.batches.tickets, work, **self._choose_map_options())
-        count = _BATCHES_AHEAD if self._elements_come_again else iteration.count_ahead(self.dataset)
-        slices = slices.prefetch(count) if count else slices
+        ahead_count = _BATCHES_AHEAD if self._elements_come_again else iteration.count_ahead(self.dataset)
+        slices = slices.prefetch(ahead_count) if ahead_count else slices
         if not any(map(pipelines.may_vary, slice_bounds.list_pipeline(self.dataset))):
             slices = slices.take(0).concatenate(slices)  # an unused iterator costs little: `_make_whole_batches`
         return slices.with_options(self._options)
@@ -175,11 +174,11 @@ class Source:
 
         def take_whole(number: Any, handle: Any) -> list[Any]:
             element = tickets.take_next(handle, self.specs)
-            whole = tf.py_function(self._make_whole, element, [dtype for dtype, _ in self.batch_specs])
-            whole = whole if isinstance(whole, list) else [whole]
-            for tensor, (_, shape) in zip(whole, self.batch_specs):
+            whole_batch = tf.py_function(self._make_whole, element, [dtype for dtype, _ in self.batch_specs])
+            whole_batch = whole_batch if isinstance(whole_batch, list) else [whole_batch]
+            for tensor, (_, shape) in zip(whole_batch, self.batch_specs):
                 tensor.set_shape(shape)
-            return whole
+            return whole_batch
 
         with tf.init_scope():
             specs = tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.resource)
@@ -199,13 +198,15 @@ class Source:
         if not pads:
             return rows
         # By rank and padded component: the sizes of a row.
-        everyone = objects.allgather([rows[index].shape.as_list()[1:] for index in pads], "the lengths of padded rows")
+        sizes_by_rank = objects.allgather(
+            [rows[index].shape.as_list()[1:] for index in pads], "the lengths of padded rows"
+        )
         padded = list(rows)
-        for (index, value), sizes_of_ranks in zip(pads.items(), zip(*everyone)):
+        for (index, pad_value), sizes_of_ranks in zip(pads.items(), zip(*sizes_by_rank)):
             own_sizes = rows[index].shape.as_list()[1:]
-            missing = [max(sizes) - own_size for sizes, own_size in zip(zip(*sizes_of_ranks), own_sizes)]
-            paddings = [[0, 0], *([0, count] for count in missing)]
-            padded[index] = tf.pad(rows[index], paddings, constant_values=value)
+            missing_sizes = [max(sizes) - own_size for sizes, own_size in zip(zip(*sizes_of_ranks), own_sizes)]
+            paddings = [[0, 0], *([0, count] for count in missing_sizes)]
+            padded[index] = tf.pad(rows[index], paddings, constant_values=pad_value)
         return padded
 
     @functools.cached_property

@@ -44,14 +44,14 @@ class SharedBatches:
         only with an iterator of the `shuffle`, and after the last batch of a pass there may be none.
         """
         while True:  # until no pass has begun during `save`: other threads read a few batches ahead
-            drawn = self._count_draws()
+            draw_counts = self._count_draws()
             state = self.iterator._serialize_to_tensors()[_STATE]
-            if drawn == self._count_draws():
+            if draw_counts == self._count_draws():
                 break
-        counts = tf.raw_ops.TensorListFromTensor(
-            tensor=tf.constant(drawn, tf.int64), element_shape=tf.zeros([0], tf.int32)
+        saved_counts = tf.raw_ops.TensorListFromTensor(
+            tensor=tf.constant(draw_counts, tf.int64), element_shape=tf.zeros([0], tf.int32)
         )
-        return {_STATE: tf.stack([*tf.unstack(state), counts])}
+        return {_STATE: tf.stack([*tf.unstack(state), saved_counts])}
 
     def _count_draws(self) -> list[int]:
         return [int(ops.seek_seeds(generator)) for generator in tickets.list_generators(self.source.dataset)]
@@ -63,16 +63,16 @@ class SharedBatches:
         """
         generators = tickets.list_generators(self.source.dataset)
         try:
-            drawn = tf.raw_ops.TensorListStack(
+            draw_counts = tf.raw_ops.TensorListStack(
                 input_handle=tensors[_STATE][-1], element_shape=tf.zeros([0], tf.int32), element_dtype=tf.int64
             )
-            if len(drawn) != len(generators):
-                text = f"{len(drawn)} shuffles are saved, the pipeline has {len(generators)}"
+            if len(draw_counts) != len(generators):
+                text = f"{len(draw_counts)} shuffles are saved, the pipeline has {len(generators)}"
                 raise tf.errors.NotFoundError(None, None, text)
             result = self.iterator._restore_from_tensors({_STATE: tensors[_STATE][:-1]})
         except tf.errors.OpError as error:  # for instance, the state has no counts
             raise tf.errors.NotFoundError(None, None, f"{_OTHER_ITERATOR} ({error.message})") from error
-        for generator, count in zip(generators, drawn):
+        for generator, count in zip(generators, draw_counts):
             ops.seek_seeds(generator, count)
         return result
 

@@ -56,7 +56,10 @@ def _find_deferred(dataset: Any, are_batches: bool) -> Deferred:
     if kind == "CacheDataset" and is_in_memory(dataset):
         return _cache(dataset, find_deferred(dataset._input_dataset, are_batches), are_batches)
     if kind == "ZipDataset":
-        return _zip(dataset, [find_deferred(each, are_batches) for each in tf.nest.flatten(dataset._datasets)])
+        return _zip(
+            dataset,
+            [find_deferred(zipped_dataset, are_batches) for zipped_dataset in tf.nest.flatten(dataset._datasets)],
+        )
     # The `Records` if the dataset reads rows from files that can be indexed; else the reason why not, or "".
     indexed = "" if are_batches else records.make_tickets(dataset)
     if isinstance(indexed, records.Records):
@@ -93,7 +96,7 @@ def _cache(dataset: Any, inner: Deferred, are_batches: bool) -> Deferred:
         # digest tells tickets apart that have the same number: if a pass ends before the cache is full, the next pass
         # may number other tickets.
         rows = [] if batch_slice is None else [batch_slice.first, batch_slice.count]
-        key = [*rows, tf.bitcast(digest_ticket(inner.tickets.element_spec, ticket), tf.int64)]
+        key = [*rows, tf.bitcast(digest_ticket(ticket, inner.windows), tf.int64)]
         return memory.recall(number, key, lambda: inner.compute(ticket, batch_slice))
 
     return inner._replace(
@@ -101,32 +104,44 @@ def _cache(dataset: Any, inner: Deferred, are_batches: bool) -> Deferred:
         compute=compute,
         count_rows=lambda ticket: inner.count_rows(ticket[1:]),
         passed=[None if index is None else index + 1 for index in inner.passed],  # + 1: the number comes first
+        windows={index + 1: spec for index, spec in inner.windows.items()},
     )
 
 
 def _zip(dataset: Any, zipped: Sequence[Deferred]) -> Deferred:
     """A `zip`: its ticket joins the tickets of the zipped datasets."""
-    tickets, split = zip_tickets([each.tickets for each in zipped])
-    # `passed` (the ticket's tensors that an element repeats) and `pads` (the element's padded tensors) of each zipped
-    # dataset count its own tensors from 0. They become indices in the joined ticket and the joined element. For tickets
-    # of 2 and 1 tensors `indices` is [[0, 1], [2]]. For elements of 3 and 1 tensors `starts` begins with 0 and 3, the
-    # indices of each dataset's first tensor.
+    tickets, split = zip_tickets([deferred.tickets for deferred in zipped])
+    # `passed` (the ticket's tensors that an element repeats), `windows` and `pads` (the element's padded tensors) of
+    # each zipped dataset count its own tensors from 0. They become indices in the joined ticket and the joined element.
+    # For tickets of 2 and 1 tensors `indices` is [[0, 1], [2]]. For elements of 3 and 1 tensors `starts` begins with 0
+    # and 3, the indices of each dataset's first tensor.
     indices = split(list(range(len(flatten_specs(tickets.element_spec)))))
-    starts = itertools.accumulate((len(each.are_rows) for each in zipped), initial=0)
+    starts = itertools.accumulate((len(deferred.are_rows) for deferred in zipped), initial=0)
 
     def compute(ticket: Tensors, batch_slice: Slice | None) -> Tensors:
-        return join(each.compute(own, batch_slice) for each, own in zip(zipped, split(ticket)))
+        return join(deferred.compute(part, batch_slice) for deferred, part in zip(zipped, split(ticket)))
 
     return Deferred(
         tickets=tickets,
         compute=compute,
-        count_rows=lambda ticket: join(each.count_rows(own) for each, own in zip(zipped, split(ticket))),
+        count_rows=lambda ticket: join(deferred.count_rows(part) for deferred, part in zip(zipped, split(ticket))),
         spec=dataset.element_spec,
-        are_rows=join(each.are_rows for each in zipped),
-        is_work=any(each.is_work for each in zipped),
-        passed=[None if at is None else own[at] for each, own in zip(zipped, indices) for at in each.passed],
-        pads={start + index: value for each, start in zip(zipped, starts) for index, value in each.pads.items()},
-        causes=tuple(join(each.causes for each in zipped)),
-        files=tuple(join(each.files for each in zipped)),
-        caches=tuple(join(each.caches for each in zipped)),
+        are_rows=join(deferred.are_rows for deferred in zipped),
+        is_work=any(deferred.is_work for deferred in zipped),
+        passed=[
+            None if position is None else part[position]
+            for deferred, part in zip(zipped, indices)
+            for position in deferred.passed
+        ],
+        windows={
+            part[position]: spec
+            for deferred, part in zip(zipped, indices)
+            for position, spec in deferred.windows.items()
+        },
+        pads={
+            start + index: value for deferred, start in zip(zipped, starts) for index, value in deferred.pads.items()
+        },
+        causes=tuple(join(deferred.causes for deferred in zipped)),
+        files=tuple(join(deferred.files for deferred in zipped)),
+        caches=tuple(join(deferred.caches for deferred in zipped)),
     )

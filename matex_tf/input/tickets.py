@@ -9,7 +9,7 @@ tickets: they convert between elements and flat tensors, zip datasets, examine c
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from matex_tf import tags
@@ -155,16 +155,17 @@ def is_in_memory(dataset: Any) -> bool:
     return hasattr(filename, "numpy") and filename.numpy() == b""
 
 
-def digest_ticket(spec: Any, ticket: Tensors) -> Any:
-    """In a graph: a hash of the flat tensors of a ticket with this spec, 8 bytes, uint8. Ranks compare the hashes of
-    their tickets, and thereby their elements. Of a window, a dataset within a ticket, the elements are hashed.
+def digest_ticket(ticket: Tensors, windows: Mapping[int, Any]) -> Any:
+    """In a graph: a hash of the flat tensors of a ticket, 8 bytes, uint8. Ranks compare the hashes of their tickets,
+    and thereby their elements.
+
+    windows: see `Deferred`. Of a window, the elements are hashed; other datasets in a ticket have no hash.
     """
-    parts = tf.nest.flatten(pack(spec, ticket))
-    return digest_tensors([*ticket, *(_digest_elements(part) for part in parts if isinstance(part, tf.data.Dataset))])
+    return digest_tensors([*ticket, *(_digest_elements(pack(spec, [ticket[at]])) for at, spec in windows.items())])
 
 
 def _digest_elements(dataset: Any) -> Any:
-    """In a graph: a hash of all elements of a dataset."""
+    """In a graph: a hash of all elements of a window."""
     if not all(shape.is_fully_defined() for _, shape in flatten_specs(dataset.element_spec)):
         dataset = map_dataset(dataset, digest_tensors)  # elements of different shapes cannot be batched; hashes can
     batch = dataset.batch(tf.data.experimental.cardinality(dataset))
@@ -177,7 +178,7 @@ def digest_tensors(tensors: Tensors) -> Any:
     if not with_values:
         return tf.zeros([8], tf.uint8)
     # Few ops: TensorFlow prepares them again for each iterator.
-    digests = [tf.raw_ops.Fingerprint(data=tf.reshape(one, [1, -1]), method="farmhash64") for one in with_values]
+    digests = [tf.raw_ops.Fingerprint(data=tf.reshape(value, [1, -1]), method="farmhash64") for value in with_values]
     if len(digests) > 1:
         digests = [tf.raw_ops.Fingerprint(data=tf.concat(digests, 1), method="farmhash64")]
     return tf.reshape(digests[0], [8])

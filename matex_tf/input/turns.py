@@ -50,18 +50,18 @@ def take_turns(adapter: Any, make_dataset: Callable[[], Any], obstacle: str = ""
         make_dataset: Keras' method that makes the dataset from the items that `adapter._get_iterator` yields.
         obstacle: the reason why Keras itself prevents turns; "" if there is none.
     """
-    whole, name = adapter.py_dataset, type(adapter.py_dataset).__name__
-    obstacle = obstacle or _find_obstacle(whole)
+    py_dataset, name = adapter.py_dataset, type(adapter.py_dataset).__name__
+    obstacle = obstacle or _find_obstacle(py_dataset)
     if obstacle:
         _explain(name, f"every rank makes all: {obstacle}")
         return make_dataset()
-    comparison = items.compare_items(whole, name)
+    comparison = items.compare_items(py_dataset, name)
     source = None if comparison.why else Source(adapter, name, comparison.seconds)
     adapter.py_dataset = items_ahead.KnownItems(comparison.items)  # Keras learns the shapes from them
     try:
         dataset = make_dataset()
     finally:
-        adapter.py_dataset = whole
+        adapter.py_dataset = py_dataset
     if source is None:
         notes.print_note(
             f"every rank makes all items of {name}: {comparison.why}. Ranks take turns at items that depend on nothing "
@@ -159,8 +159,8 @@ class Source:
 
     def make_ahead(self, numbers: Sequence[int]) -> Any:
         """An iterator of items, which are made and converted to tensors ahead, until it is dropped."""
-        made = items_ahead.ItemsAhead(self._adapter.py_dataset, numbers)  # begins now, not with the generator
-        dataset = tf.data.Dataset.from_generator(lambda: self._give_items(made), output_signature=self.spec)
+        ahead_items = items_ahead.ItemsAhead(self._adapter.py_dataset, numbers)  # begins now, not with the generator
+        dataset = tf.data.Dataset.from_generator(lambda: self._give_items(ahead_items), output_signature=self.spec)
         options = tf.data.Options()
         options.experimental_warm_start = True  # the generator begins now: when it is dropped, it ends the making
         options.autotune.enabled = False  # the tuning thread may sleep for a minute after the end
@@ -170,8 +170,8 @@ class Source:
         """The flat tensors of the next item. If the object fails: the tf.errors.OpError of a generator of Keras."""
         return tickets.take_next(iterator._iterator_resource, self.specs)
 
-    def _give_items(self, made: items_ahead.ItemsAhead) -> Iterator[Any]:
-        return map(self._adapter._standardize_batch, made.give_items())
+    def _give_items(self, ahead_items: items_ahead.ItemsAhead) -> Iterator[Any]:
+        return map(self._adapter._standardize_batch, ahead_items.give_items())
 
     def _generate(self) -> Iterator[Any]:
         """The generator of Keras' dataset. TensorFlow runs it in a thread when code takes elements of an iterator.
@@ -186,10 +186,11 @@ class Source:
     def choose(self) -> None:
         """Choose the faster way: turns, or all items on every rank. Collective."""
         own_seconds = min(self.exchange_seconds, default=0.0), self.making_seconds
-        sending, making = zip(*objects.allgather(own_seconds, "choosing how items are made"))
-        saved_seconds = min(making) * (1 - 1 / world.get_world().trainers)  # turns spare a rank all items but 1 / N
+        sending_seconds, making_seconds = zip(*objects.allgather(own_seconds, "choosing how items are made"))
+        # Turns spare a rank all items but 1 / N.
+        saved_seconds = min(making_seconds) * (1 - 1 / world.get_world().trainers)
         self.is_open = False
-        self.is_shared = max(sending) < saved_seconds  # even where sending is slowest and making fastest
+        self.is_shared = max(sending_seconds) < saved_seconds  # even where sending is slowest and making fastest
         if not self.is_shared:
             _explain(self.name, "every rank makes all from now on: that is faster than to send rows")
 
@@ -317,7 +318,7 @@ class Pass:
         size = world.get_world().size
         if size == self._prepared_for:
             return
-        numbers = [self.order[at] for at in range(self._position, len(self.order)) if self._makes(at)]
+        numbers = [self.order[position] for position in range(self._position, len(self.order)) if self._makes(position)]
         self._prepared_for, self._made = size, self.source.make_ahead(numbers) if numbers else None
 
     def _makes(self, position: int) -> bool:
@@ -344,10 +345,10 @@ class Pass:
                 failure = error.error_code, self._describe_failure(number, error)
         own_report = position, number, shapes, digest, failure  # a plain tuple to send
         if is_compared:
-            everyone = [_Report(*report) for report in objects.allgather(own_report, NEXT)]
-            self._compare(everyone[: me.trainers])
+            reports = [_Report(*report) for report in objects.allgather(own_report, NEXT)]
+            self._compare(reports[: me.trainers])
             # A failure of any rank counts for all ranks, so that all raise it.
-            report = next((report for report in everyone if report.failure), everyone[maker])
+            report = next((report for report in reports if report.failure), reports[maker])
         else:
             with objects.start_exchange(NEXT, f"sending from {maker}"):
                 report = _Report(*world.get_communicator("control").bcast(own_report, root=maker))
@@ -357,18 +358,18 @@ class Pass:
                 f"{report.position} of an epoch, rank {me.rank} ({me.host}) item {number} as number {position}"
             )
         self._move_to(position + 1)
-        sent = tensors if me.rank == maker else None
-        return SentItem(self.source, number, maker, sent, report.shapes, report.failure)
+        own_tensors = tensors if me.rank == maker else None
+        return SentItem(self.source, number, maker, own_tensors, report.shapes, report.failure)
 
     def _describe_failure(self, number: int, error: Any) -> str:
         me = world.get_world()
         return f"rank {me.rank} ({me.host}) cannot make item {number} of {self.source.name}: {error.message}"
 
-    def _compare(self, everyone: Sequence[_Report]) -> None:
+    def _compare(self, reports: Sequence[_Report]) -> None:
         """Print a note if ranks have made different items of the same number."""
-        digests = [report.digest for report in everyone]
+        digests = [report.digest for report in reports]
         different_rank = next((rank for rank, digest in enumerate(digests) if digest != digests[0]), 0)
-        if different_rank and not any(report.failure for report in everyone):
+        if different_rank and not any(report.failure for report in reports):
             notes.print_note(
                 f"ranks 0 and {different_rank} made different items of the same number of {self.source.name}, at whose "
                 "items ranks take turns: they depend on what else was made. The results are not exactly those of the "

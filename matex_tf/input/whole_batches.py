@@ -92,21 +92,25 @@ def _take_timed(batch: Batch, choice: Choice) -> list[Any]:
 def _choose(batch: Batch, choice: Choice) -> None:
     """Choose the faster way by the measured times. Collective.
 
-    Gathering must save a batch's time on N ranks: alone * (1 - 1 / N), since a rank still makes 1 / N of the rows.
+    Gathering must save a batch's time on N ranks: `alone_seconds * (1 - 1 / N)`, since a rank still makes 1 / N of the
+    rows.
     """
-    whole, gathered = ops.allgather(tf.constant([choice.seconds], tf.float64), _PLACE).numpy().T
-    alone, together = whole.min(), gathered.max()
-    choice.is_gathered = bool(together < alone * (1 - 1 / world.get_world().trainers))
-    chosen = "ranks make slices and gather them" if choice.is_gathered else "every rank makes all rows"
-    times = f"a batch takes a rank {alone * 1e3:.3g} ms to make, and ranks {together * 1e3:.3g} ms to gather"
-    advice.explain(batch.source.dataset, f"for batches in eager code {chosen}: {times}")
+    whole_seconds, gathered_seconds = ops.allgather(tf.constant([choice.seconds], tf.float64), _PLACE).numpy().T
+    alone_seconds, together_seconds = whole_seconds.min(), gathered_seconds.max()
+    choice.is_gathered = bool(together_seconds < alone_seconds * (1 - 1 / world.get_world().trainers))
+    chosen_way = "ranks make slices and gather them" if choice.is_gathered else "every rank makes all rows"
+    times_text = (
+        f"a batch takes a rank {alone_seconds * 1e3:.3g} ms to make, "
+        f"and ranks {together_seconds * 1e3:.3g} ms to gather"
+    )
+    advice.explain(batch.source.dataset, f"for batches in eager code {chosen_way}: {times_text}")
 
 
 def _gather_rows(batch: Batch) -> list[Any]:
     """The flat tensors with the rows of all ranks. Collective."""
-    *own, first, count, total, contributes = batch.take_slice()
+    *own_tensors, first, count, total, contributes = batch.take_slice()
     digest = tf.constant(batch.ticket_digest, tf.int64)
-    return list(_get_gather_function(batch)(own, first, count, total, digest, contributes))
+    return list(_get_gather_function(batch)(own_tensors, first, count, total, digest, contributes))
 
 
 def _get_gather_function(batch: Batch) -> Any:
@@ -119,15 +123,19 @@ def _make_gather_function(batch: Batch) -> Any:
     source = batch.source
     are_rows, exchanger = source.batches.are_rows, RankExchanger(_PLACE)
 
-    def gather(own: Any, first: Any, count: Any, total: Any, digest: Any, contributes: Any) -> list[Any]:
+    def gather(own_tensors: Any, first: Any, count: Any, total: Any, digest: Any, contributes: Any) -> list[Any]:
         batch_slice = Slice(first, count, total, contributes, tf.constant(world.get_world().rank == 0))
         # All digests are equal if the largest one equals the smallest one, which is -max(-digest).
         (largest,) = exchanger.exchange([Request("max", tf.stack([digest, -digest]), owned=True)], batch_slice)
         is_same = tf.debugging.Assert(tf.equal(largest[0], -largest[1]), [_DIFFERENT_ELEMENTS], summarize=1)
         with tf.control_dependencies([is_same]):
-            requests = [Request("gather", tf.identity(one)) for one, is_row in zip(own, are_rows) if is_row]
+            requests = [
+                Request("gather", tf.identity(own_tensor))
+                for own_tensor, is_row in zip(own_tensors, are_rows)
+                if is_row
+            ]
         gathered = iter(exchanger.exchange(requests, batch_slice))
-        tensors = [next(gathered) if is_row else one for one, is_row in zip(own, are_rows)]
+        tensors = [next(gathered) if is_row else own_tensor for own_tensor, is_row in zip(own_tensors, are_rows)]
         return [tf.ensure_shape(tensor, shape) for tensor, (_, shape) in zip(tensors, source.batch_specs)]
 
     specs = [tf.TensorSpec(shape, dtype) for dtype, shape in tickets.open_rows(source.batch_specs, are_rows)]

@@ -72,24 +72,25 @@ def list_final_lines(text: str) -> list[str]:
     return [line.rstrip() for line in _TERMINAL.sub("", text).splitlines() if line.strip()]
 
 
-def compute_relative_difference(one: Sequence[float] | np.ndarray, other: Sequence[float] | np.ndarray) -> float:
-    """The largest difference of two elements, relative to the larger of `one`'s largest magnitude and 1e-3."""
-    one, other = np.asarray(one, np.complex128), np.asarray(other, np.complex128)  # both parts of complex weights
-    if one.shape != other.shape:
+def compute_relative_difference(alone: Sequence[float] | np.ndarray, together: Sequence[float] | np.ndarray) -> float:
+    """The largest difference of two elements, relative to the larger of `alone`'s largest magnitude and 1e-3."""
+    # Both parts of complex weights are compared.
+    alone, together = np.asarray(alone, np.complex128), np.asarray(together, np.complex128)
+    if alone.shape != together.shape:
         return np.inf
-    if one.size == 0 or np.array_equal(one, other, equal_nan=True):
+    if alone.size == 0 or np.array_equal(alone, together, equal_nan=True):
         return 0.0
-    distance = np.abs(one - other).max() / max(np.abs(one).max(), 1e-3)
+    distance = np.abs(alone - together).max() / max(np.abs(alone).max(), 1e-3)
     return np.inf if np.isnan(distance) else float(distance)
 
 
-def is_same_line(one: str, other: str) -> bool:
+def is_same_line(alone_line: str, together_line: str) -> bool:
     """Whether two printed lines agree: equal words and close numbers; times are ignored."""
-    one, other = (_TIME.sub("", line) for line in (one, other))
-    if _NUMBER.sub("0", one) != _NUMBER.sub("0", other):
+    alone_line, together_line = (_TIME.sub("", line) for line in (alone_line, together_line))
+    if _NUMBER.sub("0", alone_line) != _NUMBER.sub("0", together_line):
         return False
-    pairs = zip(_NUMBER.findall(one), _NUMBER.findall(other))
-    return all(abs(float(a) - float(b)) <= CLOSE * max(abs(float(a)), 1e-3) for a, b in pairs)
+    number_pairs = zip(_NUMBER.findall(alone_line), _NUMBER.findall(together_line))
+    return all(abs(float(a) - float(b)) <= CLOSE * max(abs(float(a)), 1e-3) for a, b in number_pairs)
 
 
 def make_mirror(source: Path, target: Path, may_share: bool) -> Mirror:
@@ -100,17 +101,17 @@ def make_mirror(source: Path, target: Path, may_share: bool) -> Mirror:
     mirror = mirror_folder(source, target, largest=ALL_COPIED_BYTES)
     # `mirror.folders` and `mirror.files` are originals that the mirror only links to. A file that is not writable and a
     # folder that cannot be entered are safe.
-    names = [str(path) for path in mirror.folders if os.access(target / path, os.X_OK)]
-    names += [os.path.relpath(path, source.resolve()) for path in mirror.files if os.access(path, os.W_OK)]
-    if not names:
+    shared_paths = [str(path) for path in mirror.folders if os.access(target / path, os.X_OK)]
+    shared_paths += [os.path.relpath(path, source.resolve()) for path in mirror.files if os.access(path, os.W_OK)]
+    if not shared_paths:
         return mirror
-    named = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    paths_text = ", ".join(shared_paths[:3]) + (f" and {len(shared_paths) - 3} more" if len(shared_paths) > 3 else "")
     if not may_share:
         raise click.UsageError(
-            f"--check runs the script in a copy of this folder, and these are too large for one: {named}. With --share "
-            "the originals are used, and the script's changes remain. Read-only files need no --share"
+            f"--check runs the script in a copy of this folder, and these are too large for one: {paths_text}. With "
+            "--share the originals are used, and the script's changes remain. Read-only files need no --share"
         )
-    print(f"matex: shared; what the script writes there remains: {named}", flush=True)
+    print(f"matex: shared; what the script writes there remains: {paths_text}", flush=True)
     return mirror
 
 
@@ -125,14 +126,16 @@ def run_once(
 
     Raises click.UsageError, see `make_mirror`.
     """
-    copy, notes = folder / "place", folder / "notes"
-    notes.mkdir(parents=True)
-    mirror = make_mirror(source, copy, may_share)
-    files_before = list_files(copy)
+    copy_folder, notes_folder = folder / "place", folder / "notes"
+    notes_folder.mkdir(parents=True)
+    mirror = make_mirror(source, copy_folder, may_share)
+    files_before = list_files(copy_folder)
     started_at = time.monotonic()
-    environment = {**os.environ, "MATEX_CHECK": f"{steps}:{notes}", "TF_CPP_MIN_LOG_LEVEL": "2"}
-    words = [*command, *make_mirror_command(target, source, copy)]
-    with started.start_process(words, started.PATIENCE, cwd=copy, env=environment, stdout=subprocess.PIPE) as process:
+    environment = {**os.environ, "MATEX_CHECK": f"{steps}:{notes_folder}", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    mirror_command = [*command, *make_mirror_command(target, source, copy_folder)]
+    with started.start_process(
+        mirror_command, started.PATIENCE, cwd=copy_folder, env=environment, stdout=subprocess.PIPE
+    ) as process:
         try:
             output, code = process.communicate(timeout=MAX_SECONDS)[0], process.returncode
         except subprocess.TimeoutExpired as error:
@@ -141,13 +144,13 @@ def run_once(
     seconds = time.monotonic() - started_at
     for path in mirror.list_changed_originals():
         print(f"matex: {path} has changed during the check: it is the original, not a copy", flush=True)
-    files = {name for name, stamp in list_files(copy).items() if files_before.get(name) != stamp}
-    records = [_read_record(file) for file in sorted(notes.glob("rank-*.npz"))]
+    files = {name for name, file_stamp in list_files(copy_folder).items() if files_before.get(name) != file_stamp}
+    records = [_read_record(file) for file in sorted(notes_folder.glob("rank-*.npz"))]
     figures, weights = records[0] if records else ([], [])
     return Outcome(
         code=code if code >= 0 else 128 - code, seconds=seconds,
         printed=list_final_lines(output.decode(errors="replace")), files=files, figures=figures, weights=weights,
-        agree=len(records) == ranks and all(_are_identical(weights, other) for _, other in records),
+        agree=len(records) == ranks and all(_are_identical(weights, rank_weights) for _, rank_weights in records),
         shared=[str(path) for path in mirror.folders],
     )  # fmt: skip
 
@@ -159,11 +162,11 @@ def _read_record(file: Path) -> tuple[list[list[float]], list[np.ndarray]]:
         return json.loads(str(arrays["figures"])), weights
 
 
-def _are_identical(ours: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> bool:
+def _are_identical(weights: Sequence[np.ndarray], other_weights: Sequence[np.ndarray]) -> bool:
     """Whether two ranks have the same weights, bit for bit."""
-    return len(ours) == len(others) and all(
-        (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
-        for one, other in zip(ours, others)
+    return len(weights) == len(other_weights) and all(
+        (array.dtype, array.shape, array.tobytes()) == (other_array.dtype, other_array.shape, other_array.tobytes())
+        for array, other_array in zip(weights, other_weights)
     )
 
 
@@ -204,8 +207,8 @@ def _find_largest_difference(
 
 def _compare_printed_lines(alone: Sequence[str], together: Sequence[str]) -> Row:
     # The appended "" makes the first surplus line of the longer output a pair, too.
-    pairs = zip([*alone, ""], [*together, ""])
-    unlike_pair = next(((a, b) for a, b in pairs if not is_same_line(a, b)), None)
+    line_pairs = zip([*alone, ""], [*together, ""])
+    unlike_pair = next(((a, b) for a, b in line_pairs if not is_same_line(a, b)), None)
     note = f"first: {unlike_pair[0][:60]!r} and {unlike_pair[1][:60]!r}" if unlike_pair else ""
     are_equal = unlike_pair is None and len(alone) == len(together)
     return Row("lines printed", str(len(alone)), str(len(together)), 0.0 if are_equal else np.inf, note)
@@ -226,8 +229,8 @@ def format_table(rows: Sequence[Row], ranks: int, alone: Outcome, together: Outc
     heading = ("", "alone", f"{ranks} ranks", "", "")
     times = ("seconds", f"{alone.seconds:.1f}", f"{together.seconds:.1f}", "", "with the start; not compared")
     return "\n".join(
-        f"{quantity:<21} {first:>22} {second:>22}   {verdict:<8} {note}".rstrip()
-        for quantity, first, second, verdict, note in (heading, *lines, times)
+        f"{quantity:<21} {alone_text:>22} {together_text:>22}   {verdict:<8} {note}".rstrip()
+        for quantity, alone_text, together_text, verdict, note in (heading, *lines, times)
     )
 
 
@@ -248,15 +251,15 @@ def check_script(
     """
     with (
         child_process.handle_signals((signal.SIGTERM, signal.SIGHUP), child_process.exit_for_signal),
-        started.make_place(parent, "matex-check-") as temporary,
+        started.make_place(parent, "matex-check-") as temporary_folder,
     ):
         outcomes = []
-        folder = temporary / "run"  # the same path for both runs, because a script may print it
-        for name, command, size in (("alone", alone, 1), (f"on {ranks} ranks", together, ranks)):
-            print(f"matex: {steps} steps {name} ...", flush=True)
+        folder = temporary_folder / "run"  # the same path for both runs, because a script may print it
+        for run_name, command, size in (("alone", alone, 1), (f"on {ranks} ranks", together, ranks)):
+            print(f"matex: {steps} steps {run_name} ...", flush=True)
             outcomes.append(run_once(command, target, str(steps), folder, Path.cwd(), size, may_share))
-            folder.rename(temporary / name)
-            if name == "alone" and outcomes[0].code:
+            folder.rename(temporary_folder / run_name)
+            if run_name == "alone" and outcomes[0].code:
                 print(
                     f"matex: the script failed alone. It ran as a copy at {folder / 'place'}, and the folders above "
                     "the current one are missing: start from the uppermost folder that the script uses",

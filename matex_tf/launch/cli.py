@@ -59,9 +59,9 @@ class _Commands(click.Group):
         return command
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        known = self.list_commands(ctx)
-        if args[0] not in known:
-            raise click.UsageError(arguments.describe_unknown("command", args[0], known))
+        known_commands = self.list_commands(ctx)
+        if args[0] not in known_commands:
+            raise click.UsageError(arguments.describe_unknown("command", args[0], known_commands))
         return super().resolve_command(ctx, args)
 
 
@@ -137,7 +137,9 @@ def run_script(ctx: click.Context, /, **_: Any) -> int:
         from matex_tf.launch import check_run  # this imports numpy
 
         shared_folder = run_options.choose_shared(run, os.environ)
-        os.environ.pop("MATEX_STATE", None)  # first steps are compared; a saved state stays as it is
+        # The printed lines of first steps are compared. What the user's runs have saved and recorded stays as it is.
+        for name in ("MATEX_STATE", "MATEX_RECORD", "MATEX_TIMELINE", "MATEX_LOG_DIR"):
+            os.environ.pop(name, None)
         environment = {**os.environ, "MATEX_CHECK": ""}  # `check_run` sets it, and mpirun forwards it to other hosts
         alone = [sys.executable, "-m", "matex_tf"]
         together = command_line.make_command_line(replace(run, target=[], environment=environment))
@@ -179,35 +181,37 @@ def show_settings(name: str | None) -> int:
     from rich.table import Table
 
     try:
-        chosen = settings.Settings(os.environ)
+        current_settings = settings.Settings(os.environ)
     except errors.SettingError as error:
         raise click.UsageError(str(error)) from None
     if name:
-        wanted = settings.PREFIX + name.upper().removeprefix(settings.PREFIX)
-        known = {setting.variable: setting for setting in (*settings.TABLE, *settings.INTERNAL)}
-        if wanted not in known:
-            raise click.UsageError(f"there is no setting {wanted}{_suggest(wanted, known)}")
-        print(f"{wanted} ({known[wanted].values})\n{known[wanted].meaning}")
+        variable = settings.PREFIX + name.upper().removeprefix(settings.PREFIX)
+        settings_by_variable = {setting.variable: setting for setting in (*settings.TABLE, *settings.INTERNAL)}
+        if variable not in settings_by_variable:
+            raise click.UsageError(f"there is no setting {variable}{_suggest(variable, settings_by_variable)}")
+        print(f"{variable} ({settings_by_variable[variable].values})\n{settings_by_variable[variable].meaning}")
         return 0
     table = Table("setting", "value", "from", "values")
-    internal = [setting for setting in settings.INTERNAL if setting.variable in os.environ]
-    for setting in (*settings.TABLE, *internal):
+    internal_settings = [setting for setting in settings.INTERNAL if setting.variable in os.environ]
+    for setting in (*settings.TABLE, *internal_settings):
         source = "environment" if setting.variable in os.environ else "default"
-        value = getattr(chosen, setting.name)
-        text = str(int(value) if isinstance(value, bool) else value)
-        table.add_row(setting.variable, text, source, setting.values)
+        value = getattr(current_settings, setting.name)
+        value_text = str(int(value) if isinstance(value, bool) else value)
+        table.add_row(setting.variable, value_text, source, setting.values)
     Console(markup=False, emoji=False).print(table)  # values stay as they are, such as the folder /runs/[1]
     return 0
 
 
-def parse_run(words: Sequence[str]) -> Run:
-    """Parse the words after `matex run`. Raises click.UsageError."""
-    return run_options.read_run(run_script.make_context("run", list(words), parent=matex.make_context("matex", [])))
+def parse_run(run_arguments: Sequence[str]) -> Run:
+    """Parse `run_arguments`, the words after `matex run`. Raises click.UsageError."""
+    return run_options.read_run(
+        run_script.make_context("run", list(run_arguments), parent=matex.make_context("matex", []))
+    )
 
 
-def _suggest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """The end of an error message about an unknown `name`: the most similar `known` name; "" if none is similar."""
-    similar = arguments.find_similar(name, known, cutoff)
+def _suggest(name: str, known_names: Iterable[str], cutoff: float = 0.6) -> str:
+    """The end of an error message about an unknown `name`: the most similar of `known_names`; "" if none is similar."""
+    similar = arguments.find_similar(name, known_names, cutoff)
     return f"; did you mean {similar}?" if similar else ""
 
 
@@ -242,13 +246,13 @@ def _open_closed_streams() -> None:
             setattr(sys, name, os.fdopen(descriptor, mode, closefd=False))
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Run the command with the words of the command line. Returns the exit code."""
-    words = list(sys.argv[1:] if words is None else words)
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command with `argv`, the words of the command line. Returns the exit code."""
+    argv = list(sys.argv[1:] if argv is None else argv)
     _open_closed_streams()
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a daemon may have started this process with the signal ignored
-        with matex.make_context("matex", words) as context:
+        with matex.make_context("matex", argv) as context:
             return matex.invoke(context)
     except click.exceptions.Exit as exit_request:  # after the help or the version
         return exit_request.exit_code

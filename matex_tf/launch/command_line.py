@@ -22,8 +22,8 @@ def find_mpirun() -> mpirun_command.Mpirun:
     mpirun = probe.find_mpirun(library)
     if mpirun is None:
         raise click.UsageError(f"there is no mpirun. {info.GET_MPI}")
-    if other := info.describe_other_mpi(mpirun, library):
-        raise click.UsageError(other)
+    if problem := info.describe_other_mpi(mpirun, library):
+        raise click.UsageError(problem)
     return mpirun
 
 

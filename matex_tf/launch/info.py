@@ -50,15 +50,19 @@ def gather_facts() -> Facts:
     rows: list[tuple[str, str]] = []
     settings_error: str | None = None
     try:
-        chosen = settings.Settings(os.environ)
-        limit = f"{chosen.files_bytes} bytes a rank" if chosen.files_bytes else "half of what is free there"
+        current_settings = settings.Settings(os.environ)
+        limit = (
+            f"{current_settings.files_bytes} bytes a rank"
+            if current_settings.files_bytes
+            else "half of what is free there"
+        )
         rank_files = f"in {private_folder.choose_parent()}, at most {limit}"
-        rows += [("compression", describe_compression(chosen)), ("rank files", rank_files)]
+        rows += [("compression", describe_compression(current_settings)), ("rank files", rank_files)]
     except errors.SettingError as error:
         settings_error = str(error)
     rows += [("link", link) for link in _list_links() or ["not measured yet: --profile and overlapped updates do"]]
-    given = sorted(item for item in os.environ.items() if item[0].startswith(settings.PREFIX))
-    rows += [("setting", f"{name}={value}") for name, value in given]
+    set_variables = sorted(item for item in os.environ.items() if item[0].startswith(settings.PREFIX))
+    rows += [("setting", f"{name}={value}") for name, value in set_variables]
     return Facts(
         library=library, threads=probe.find_thread_level() if "error" not in library else {},
         tensorflow=probe.find_tensorflow(), mpirun=probe.find_mpirun(library), cores=placement.list_cores(),
@@ -76,12 +80,12 @@ def _list_links() -> list[str]:
         return [f"unknown: {error}"]
 
 
-def describe_compression(chosen: settings.Settings) -> str:
+def describe_compression(current_settings: settings.Settings) -> str:
     """The compression of gradients, and its effect on results."""
-    if chosen.compression == settings.NO_COMPRESSION:
+    if current_settings.compression == settings.NO_COMPRESSION:
         return "none"
-    links = "between hosts" if chosen.compression.between_hosts else "on all links"
-    return f"{chosen.compression}, {links}: results are not those of the script alone"
+    links = "between hosts" if current_settings.compression.between_hosts else "on all links"
+    return f"{current_settings.compression}, {links}: results are not those of the script alone"
 
 
 def find_complaints(facts: Facts) -> list[str]:
@@ -117,10 +121,10 @@ def describe_other_mpi(mpirun: mpirun_command.Mpirun, library: Mapping[str, Any]
     if "error" in library or mpirun.fits(library["library"]):
         return ""
     family = mpirun_command.find_family(library["library"])
-    needed = f"{family} {mpirun_command.find_version(library['library'])}"
+    needed_mpi = f"{family} {mpirun_command.find_version(library['library'])}"
     return (
-        f"mpirun ({mpirun.path}) is of {mpirun.family} {mpirun.version}, but mpi4py loads {needed} "
-        f"({library['path']}): ranks would not find each other. Put the mpirun of {needed} first on PATH, or build "
+        f"mpirun ({mpirun.path}) is of {mpirun.family} {mpirun.version}, but mpi4py loads {needed_mpi} "
+        f"({library['path']}): ranks would not find each other. Put the mpirun of {needed_mpi} first on PATH, or build "
         "mpi4py for the other MPI: `pip install --no-binary mpi4py --no-cache-dir --force-reinstall mpi4py`."
     )
 
@@ -152,8 +156,8 @@ def list_rows(facts: Facts) -> list[tuple[str, str]]:
     lines = [("matex_tf", f"{__version__}, Python {platform.python_version()} ({sys.executable})")]
     if "error" not in facts.tensorflow:
         lines.append(("TensorFlow", f"{facts.tensorflow['tensorflow']}, Keras {facts.tensorflow['keras']}"))
-    newer = hooks.list_newer({name: str(facts.tensorflow.get(name, "")) for name in hooks.NAMES})
-    lines.append(("newest tried", hooks.describe_tried(newer)))
+    newer_versions = hooks.list_newer({name: str(facts.tensorflow.get(name, "")) for name in hooks.NAMES})
+    lines.append(("newest tried", hooks.describe_tried(newer_versions)))
     if "error" not in facts.library:
         name = facts.library["library"].split(", package")[0].splitlines()[0]
         lines.append(("MPI", f"{name} ({facts.library['path']}), mpi4py {facts.library['mpi4py']}"))
@@ -163,12 +167,12 @@ def list_rows(facts: Facts) -> list[tuple[str, str]]:
         lines.append(("mpirun", f"{facts.mpirun.path} ({name})"))
     lines += [(f"ops {key}", str(value)) for key, value in facts.ops.items() if key != "error"]
     cpus = [cpu for core in facts.cores for cpu in core]
-    visible = len(facts.tensorflow.get("gpus", []))
-    has_gpus = facts.gpus or visible
+    visible_gpus = len(facts.tensorflow.get("gpus", []))
+    has_gpus = facts.gpus or visible_gpus
     return [
         *lines,
         ("cores", f"{len(facts.cores)} (CPUs {placement.format_cpu_list(cpus)})"),
-        ("GPUs", f"{facts.gpus} on this machine, {visible} seen by TensorFlow" if has_gpus else "none"),
+        ("GPUs", f"{facts.gpus} on this machine, {visible_gpus} seen by TensorFlow" if has_gpus else "none"),
         ("strategies", ", ".join(settings.STRATEGIES)),
         *facts.other_rows,
     ]

@@ -56,8 +56,8 @@ def find_family(text: str) -> str:
 
 def find_version(text: str) -> str:
     """The first version number in `text`; "" if there is none."""
-    found = re.search(r"\d+\.\d+(\.\d+)*", text)
-    return found.group() if found else ""
+    match = re.search(r"\d+\.\d+(\.\d+)*", text)
+    return match.group() if match else ""
 
 
 def find_major(version: str) -> int:
@@ -141,9 +141,9 @@ def choose_options(
                 if name not in user_options and not any(variable.endswith(name) for variable in environment):
                     options += ["--prtemca" if mpirun.major >= 5 else "--mca", name, str(seconds)]
             # Open MPI forwards only the named variables to other hosts.
-            passed = {"PYTHONHASHSEED", *environment.get("MATEX_PASSED", "").split()}
+            passed_names = {"PYTHONHASHSEED", *environment.get("MATEX_PASSED", "").split()}
             for name in sorted(environment.keys() - option_variables):
-                if name.startswith("MATEX_") or name in passed:
+                if name.startswith("MATEX_") or name in passed_names:
                     options += ["-x", name]
     else:  # Intel MPI, MPICH and unknown families, which take variables by -genv
         if mpirun.family == mpirun_options.MPICH and not user_binds:

@@ -44,26 +44,26 @@ def _is_count(text: str, largest: int) -> bool:
     return re.fullmatch(r"\d{1,10}", text, re.ASCII) is not None and 1 <= int(text) <= largest
 
 
-def make_count(things: str) -> Parsed:
-    """The type of a number of `things`, 1 or more."""
+def make_count(noun: str) -> Parsed:
+    """The type of a number, 1 or more, of what `noun` names."""
 
     def parse_count(text: str) -> int:
         if not _is_count(text, MAX_COUNT):
-            raise ValueError(f"the number of {things}, 1 or more")
+            raise ValueError(f"the number of {noun}, 1 or more")
         return int(text)
 
-    return Parsed(things, parse_count)
+    return Parsed(noun, parse_count)
 
 
 def parse_ranks(text: str) -> list[int]:
     """Numbers of ranks, such as 1,2,4,...,1024. Three dots continue the two numbers before them. Raises ValueError."""
-    words = [word.strip() for word in text.split(",")]
+    items = [item.strip() for item in text.split(",")]
     counts: list[int] = []
-    for word, next_word in zip(words, [*words[1:], ""]):
-        if word == "..." and len(counts) >= 2 and _is_count(next_word, MAX_RANKS):
-            counts += _continue_series(counts[-2], counts[-1], int(next_word))
-        elif _is_count(word, MAX_RANKS):
-            counts.append(int(word))
+    for item, next_item in zip(items, [*items[1:], ""]):
+        if item == "..." and len(counts) >= 2 and _is_count(next_item, MAX_RANKS):
+            counts += _continue_series(counts[-2], counts[-1], int(next_item))
+        elif _is_count(item, MAX_RANKS):
+            counts.append(int(item))
         else:
             raise ValueError("numbers such as 1,2,4,...,1024")
     return sorted(set(counts))
@@ -71,20 +71,20 @@ def parse_ranks(text: str) -> list[int]:
 
 def _continue_series(previous: int, last: int, end: int) -> list[int]:
     """The numbers between `last` and `end`: doubled each time if `last` is twice `previous`, else with equal steps."""
-    doubles = last == 2 * previous
+    is_doubling = last == 2 * previous
     series = []
     while last < end:
-        previous, last = last, 2 * last if doubles else last + max(last - previous, 1)
+        previous, last = last, 2 * last if is_doubling else last + max(last - previous, 1)
         if last < end:
             series.append(last)
     return series
 
 
 def _parse_numbers(text: str) -> list[int]:
-    words = [word.strip() for word in text.split(",")]
-    if not all(_is_count(word, MAX_COUNT) for word in words):
+    items = [item.strip() for item in text.split(",")]
+    if not all(_is_count(item, MAX_COUNT) for item in items):
         raise ValueError("numbers of 1 or more as 4,16,64")
-    return [int(word) for word in words]
+    return [int(item) for item in items]
 
 
 def _parse_bytes(text: str) -> float:

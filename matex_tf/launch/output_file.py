@@ -35,16 +35,21 @@ class Outlet:
         self._errors: dict[str, int] = {}  # by the same names, the errno of the first write error
 
     def __enter__(self) -> Outlet:
-        output, errors = _read_status(1), _read_status(2)
-        copies_errors = errors is not None and not os.isatty(2)  # a terminal does not show NUL bytes
-        if output is not None and errors is not None and copies_errors and os.path.samestat(output, errors):
+        output_status, error_status = _read_status(1), _read_status(2)
+        should_copy_errors = error_status is not None and not os.isatty(2)  # a terminal does not show NUL bytes
+        if (
+            output_status is not None
+            and error_status is not None
+            and should_copy_errors
+            and os.path.samestat(output_status, error_status)
+        ):
             # The relative order of the streams matters. The script's own output may contain NUL bytes, but hardly at
             # the beginning of a line.
             self._copies["standard output and error"] = _Copy([1, 2], drops=r"(?<=\n)\0+")
         else:
-            if output is not None and _is_file_or_device(output):
+            if output_status is not None and _is_file_or_device(output_status):
                 self._copies["standard output"] = _Copy([1])
-            if copies_errors:
+            if should_copy_errors:
                 self._copies["standard error"] = _Copy([2], drops=r"\0+")
         for name, copy in list(self._copies.items()):
             if not copy.start():
@@ -81,14 +86,17 @@ class _Copy:
         _flush()
         reader, writer = os.pipe()
         self._connection, child_end = socket.socketpair()
-        number = child_end.fileno()
-        command = [sys.executable, "-sS", __file__, str(number), self._drops]  # -sS: the standard library only
+        child_descriptor = child_end.fileno()
+        # -sS: the standard library only.
+        command = [sys.executable, "-sS", __file__, str(child_descriptor), self._drops]
         # The child inherits the blocked signals: it ends with its input only.
-        masked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        mask_before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
-            self._child = subprocess.Popen(command, stdin=reader, stdout=self._descriptors[0], pass_fds=[number])
+            self._child = subprocess.Popen(
+                command, stdin=reader, stdout=self._descriptors[0], pass_fds=[child_descriptor]
+            )
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, masked)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask_before)
             child_end.close()
             os.close(reader)
         is_ready = bool(self._connection.recv(1))  # b"" at the end of the child
@@ -127,10 +135,10 @@ def _read_status(descriptor: int) -> os.stat_result | None:
     return None
 
 
-def _is_file_or_device(output: os.stat_result) -> bool:
+def _is_file_or_device(status: os.stat_result) -> bool:
     """Whether standard output is a file or a device. Terminals, pipes and the null device are left to mpirun."""
-    is_device = stat.S_ISCHR(output.st_mode) and not os.isatty(1) and output.st_rdev != os.stat(os.devnull).st_rdev
-    return stat.S_ISREG(output.st_mode) or is_device
+    is_device = stat.S_ISCHR(status.st_mode) and not os.isatty(1) and status.st_rdev != os.stat(os.devnull).st_rdev
+    return stat.S_ISREG(status.st_mode) or is_device
 
 
 def _copy_output(source: int, target: int, drops: re.Pattern[bytes], connection: int) -> int:

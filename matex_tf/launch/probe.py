@@ -57,9 +57,9 @@ def ask_child(program: str, timeout: float = 120, extra_variables: Mapping[str, 
     """
     try:
         environment = {**task_environment.remove_job_variables(os.environ), **(extra_variables or {})}
-        words = child_process.make_python_command(program)
+        command = child_process.make_python_command(program)
         child = subprocess.run(
-            words, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout
+            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout
         )
     except subprocess.TimeoutExpired:
         return {"error": f"no answer within {timeout:.0f} s"}
@@ -95,8 +95,10 @@ def find_mpirun(library: Mapping[str, Any]) -> mpirun_command.Mpirun | None:
         if not (os.path.isfile(path) and os.access(path, os.X_OK)):
             continue
         environment = task_environment.remove_job_variables(os.environ)
-        text = subprocess.run([path, "--version"], capture_output=True, text=True, env=environment).stdout
-        mpirun = mpirun_command.Mpirun(path, mpirun_command.find_family(text), mpirun_command.find_version(text))
+        version_text = subprocess.run([path, "--version"], capture_output=True, text=True, env=environment).stdout
+        mpirun = mpirun_command.Mpirun(
+            path, mpirun_command.find_family(version_text), mpirun_command.find_version(version_text)
+        )
         # `fits` is also True if one family (such as Open MPI) is unknown. Here both must be known.
         if mpirun.family and mpirun_command.find_family(needed_library) and mpirun.fits(needed_library):
             return mpirun

@@ -35,14 +35,14 @@ _PREFIX = "matex_tf-run-"
 
 
 @contextlib.contextmanager
-def make_proof_folder(shared: str | os.PathLike | None) -> Iterator[str]:
+def make_proof_folder(shared_folder: str | os.PathLike | None) -> Iterator[str]:
     """Context with the proof folder: a private folder for the ranks' records, which MATEX_PROOF names.
 
-    It is in the folder `shared` if ranks run on other hosts.
+    It is in the folder `shared_folder` if ranks run on other hosts.
     """
-    temp_folders.sweep_folders(_PREFIX, shared, may_remove=shared_memory.remove_files)
+    temp_folders.sweep_folders(_PREFIX, shared_folder, may_remove=shared_memory.remove_files)
     # Ranks that still end may write into the folder while it is removed. Then a later run sweeps it.
-    with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=shared, ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=shared_folder, ignore_cleanup_errors=True) as folder:
         temp_folders.hold_folder(folder)
         os.environ["MATEX_PROOF"] = folder
         try:
@@ -59,15 +59,15 @@ def run_to_end(command: Sequence[str], folder: str, describe_lost_hosts: Callabl
     The exit code of a run that a signal ended is 128 plus the signal's number; mpirun's own would be 1.
     `describe_lost_hosts` names lost hosts; it is called if the ranks give no other reason.
     """
-    received: set[int] = set()
-    code = wait_for_ranks(command, folder, received)
+    received_signals: set[int] = set()
+    code = wait_for_ranks(command, folder, received_signals)
     end = run_end.read_end(folder)
     if code == 0 and end.asks_again:  # the run was asked to end, has saved its state, and is to be started again
         return EXIT_REQUEUE
     if code == 0 and end.proves_success:
         return 0
-    if fatal := received & _FATAL:
-        return compute_signal_exit_code(fatal)
+    if fatal_signals := received_signals & _FATAL:
+        return compute_signal_exit_code(fatal_signals)
     # Lost hosts are not the reason if there is an error that does not follow from another rank's, a report of the
     # ranks, or a signal that ended mpirun.
     is_explained = (end.cause and not end.cause.follows) or end.is_reported or rank_ends.find_signal(code)
@@ -89,7 +89,7 @@ def run_to_end(command: Sequence[str], folder: str, describe_lost_hosts: Callabl
 def wait_for_ranks(
     command: Sequence[str],
     folder: str,
-    received: set[int],
+    received_signals: set[int],
     replacements: Mapping[int, int] | None = None,
     poll: Callable[[], bool] | None = None,
 ) -> int:
@@ -98,7 +98,7 @@ def wait_for_ranks(
     Returns mpirun's exit code, corrected by the ranks' records.
 
     Args:
-        received: collects the numbers of the received signals.
+        received_signals: collects the numbers of the received signals.
         replacements, poll: as for `wait_for_command`.
     """
     with rank_ends.RankEnds(folder) as ends:
@@ -108,7 +108,7 @@ def wait_for_ranks(
             return (poll is not None and poll()) or ranks_are_missing
 
         def note_signal(number: int) -> None:
-            received.add(number)
+            received_signals.add(number)
             if number in STOP_REQUESTS:
                 with contextlib.suppress(OSError):  # the signal is passed on in any case; only its name is lost
                     rank_records.note_request(folder, signal.Signals(number).name)
@@ -120,7 +120,7 @@ def wait_for_ranks(
     if end.cause:
         print(f"\n{end.cause.text}", end="", file=sys.stderr, flush=True)
     # EXIT_STALLED: ranks have waited too long for another rank, and report it themselves.
-    elif first_ended and not received and code != EXIT_STALLED and not end.is_reported:
+    elif first_ended and not received_signals and code != EXIT_STALLED and not end.is_reported:
         print(f"\nmatex: {rank_ends.describe_end(first_ended, code)}", file=sys.stderr, flush=True)
     return code
 
@@ -147,10 +147,10 @@ def wait_for_command(
         on_signal: called with the number of each signal before the signal is passed on.
         poll: called several times a second until it returns False.
     """
-    watched = {number for number in _FORWARDED if signal.getsignal(number) is not signal.SIG_IGN}
-    mask_before = signal.pthread_sigmask(signal.SIG_BLOCK, watched | {signal.SIGCHLD})
+    watched_signals = {number for number in _FORWARDED if signal.getsignal(number) is not signal.SIG_IGN}
+    mask_before = signal.pthread_sigmask(signal.SIG_BLOCK, watched_signals | {signal.SIGCHLD})
     try:
-        with Witness(watched) as witness:
+        with Witness(watched_signals) as witness:
             child = subprocess.Popen(
                 command,
                 preexec_fn=child_process.make_preparation(mask_before, os.getpid()),
@@ -158,22 +158,22 @@ def wait_for_command(
             )
             while child.poll() is None:
                 timeout = _TICK if poll() else _NO_LIMIT
-                received = signal.sigtimedwait(watched | {signal.SIGCHLD}, timeout)
-                if received is None or received.si_signo == signal.SIGCHLD:
+                signal_info = signal.sigtimedwait(watched_signals | {signal.SIGCHLD}, timeout)
+                if signal_info is None or signal_info.si_signo == signal.SIGCHLD:
                     continue
-                on_signal(received.si_signo)
+                on_signal(signal_info.si_signo)
                 # `witness`, another process of the group, tells whether a signal was sent to the whole group. Then the
                 # command has it already. A command in a session of its own gets no signal of this group.
-                child_has_it = replacements is None and (
-                    received.si_code == _SI_KERNEL or witness.has_reached_group(received.si_signo)
+                child_has_signal = replacements is None and (
+                    signal_info.si_code == _SI_KERNEL or witness.has_reached_group(signal_info.si_signo)
                 )
-                if not child_has_it and child.poll() is None:
-                    child.send_signal((replacements or {}).get(received.si_signo, received.si_signo))
-                if received.si_signo == signal.SIGTSTP:  # it is blocked here, and thus has not stopped this process
+                if not child_has_signal and child.poll() is None:
+                    child.send_signal((replacements or {}).get(signal_info.si_signo, signal_info.si_signo))
+                if signal_info.si_signo == signal.SIGTSTP:  # it is blocked here, and thus has not stopped this process
                     os.kill(os.getpid(), signal.SIGSTOP)
         # Signals that arrived after the command had ended are noted, too.
-        while (pending := signal.sigtimedwait(watched, 0)) is not None:
-            on_signal(pending.si_signo)
+        while (pending_info := signal.sigtimedwait(watched_signals, 0)) is not None:
+            on_signal(pending_info.si_signo)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask_before)
     return child.returncode if child.returncode >= 0 else 128 - child.returncode

@@ -40,15 +40,15 @@ class RankEnds:
     def look_for_ranks(self) -> bool:
         """Watch new ranks. Returns whether ranks of this host may still be missing."""
         if self._may_be_missing:
-            begun = [record for record in rank_records.read_records(self._folder) if record.process]
-            known, namespace = {record.process for record in self._records.values()}, rank_records.read_namespace()
-            for record in begun:
+            begun_records = [record for record in rank_records.read_records(self._folder) if record.process]
+            known_pids, namespace = {record.process for record in self._records.values()}, rank_records.read_namespace()
+            for record in begun_records:
                 # Equal namespaces: the process runs on this host, and `record.process` is its number here.
-                if record.namespace == namespace and record.process not in known:
+                if record.namespace == namespace and record.process not in known_pids:
                     self._watch_rank(record)
             local_size = next((record.local_size for record in self._records.values()), 1)  # 1: none is known yet
-            size = max((record.size for record in begun), default=1)
-            self._may_be_missing = len(self._records) < local_size and len(begun) < size
+            size = max((record.size for record in begun_records), default=1)
+            self._may_be_missing = len(self._records) < local_size and len(begun_records) < size
         return self._may_be_missing
 
     def _watch_rank(self, record: Record) -> None:

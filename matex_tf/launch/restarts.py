@@ -47,8 +47,8 @@ _INTERRUPTS = {signal.SIGINT, signal.SIGQUIT, signal.SIGHUP}
 
 def name_state_folder(target: Sequence[str]) -> str:
     """The folder for the state of a run of `target`: in the current folder, with the same name after a requeue."""
-    job = [f"{name}={os.environ[name]}" for name in (*ALLOCATIONS, *_ARRAY_VARIABLES) if name in os.environ]
-    key = "\0".join([*target, *job]).encode(errors="surrogateescape")  # for words that are no UTF-8
+    job_variables = [f"{name}={os.environ[name]}" for name in (*ALLOCATIONS, *_ARRAY_VARIABLES) if name in os.environ]
+    key = "\0".join([*target, *job_variables]).encode(errors="surrogateescape")  # for words that are no UTF-8
     return os.path.abspath(_STATE_PREFIX + hashlib.sha256(key).hexdigest()[:12])
 
 
@@ -173,8 +173,8 @@ class RestartedRun:
                 kind = LOST  # the change cannot be read
             # If the attempt failed before its first step after a change, the change may be the cause: return to the
             # attempt before the change.
-            if kind in (LOST, OWN_CODE) and (previous := changes.give_up_change(explain_end(code))) is not None:
-                attempt = previous
+            if kind in (LOST, OWN_CODE) and (previous_attempt := changes.give_up_change(explain_end(code))) is not None:
+                attempt = previous_attempt
                 continue
             if kind == OWN_CODE and code > 128 and end.is_complete:
                 self._say(
@@ -188,17 +188,17 @@ class RestartedRun:
             if "SLURM_JOB_ID" in os.environ:
                 # A Slurm step that lost a host keeps its cores until Slurm notices, which may take minutes.
                 os.environ["SLURM_OVERLAP"] = "1"
-            loss = f"{self._losses[-1]} after {time.monotonic() - started_at:.0f} s"
+            loss_text = f"{self._losses[-1]} after {time.monotonic() - started_at:.0f} s"
             if len(self._losses) > self.restarts:
                 if lost_hosts := places.describe_lost_hosts():
-                    loss += f" ({lost_hosts})"
+                    loss_text += f" ({lost_hosts})"
                 if self.restarts:
                     restarts_text = format_count(self.restarts, "restart")
-                    loss += f"; given up after {restarts_text}: {_list_losses(self._losses)}"
-                self._say(f"{loss}. The same command goes on from {self.state}")
+                    loss_text += f"; given up after {restarts_text}: {_list_losses(self._losses)}"
+                self._say(f"{loss_text}. The same command goes on from {self.state}")
                 return kind, code
             pause = compute_pause(len(self._losses))
-            self._say(f"{loss}; restart {len(self._losses)} of {self.restarts} in {pause:.0f} s")
+            self._say(f"{loss_text}; restart {len(self._losses)} of {self.restarts} in {pause:.0f} s")
             time.sleep(pause)
             attempt = self._make_next_attempt(attempt)
 
@@ -206,20 +206,20 @@ class RestartedRun:
         """The attempt after the loss of `attempt`, on the hosts that answer."""
         places = self.places
         try:
-            known = places.read_hosts()
+            known_hosts = places.read_hosts()
         except (OSError, ValueError) as error:
             self._say(f"--adapt: the list of hosts is unchanged: {error}")
-            known = places.known
-        if len(known) < 2:  # no host can be left out, but the slots of the only one may have changed in its file
-            return places.make_attempt(known, attempt.strategy) if places.follows_files else attempt
+            known_hosts = places.known
+        if len(known_hosts) < 2:  # no host can be left out, but the slots of the only one may have changed in its file
+            return places.make_attempt(known_hosts, attempt.strategy) if places.follows_files else attempt
         answering_hosts = places.find_answering()
-        if not answering_hosts or len(answering_hosts) == len(known):
-            return places.make_attempt(known, attempt.strategy)
+        if not answering_hosts or len(answering_hosts) == len(known_hosts):
+            return places.make_attempt(known_hosts, attempt.strategy)
         next_attempt = places.make_attempt(answering_hosts, attempt.strategy)
-        names = [host.name for host in answering_hosts]
-        missing = ", ".join(host.name for host in known if host.name not in names)
+        answering_names = [host.name for host in answering_hosts]
+        missing_names = ", ".join(host.name for host in known_hosts if host.name not in answering_names)
         ranks_text = format_count(next_attempt.ranks, "rank")
-        self._say(f"no answer from {missing}; continuing with {ranks_text} on {', '.join(names)}")
+        self._say(f"no answer from {missing_names}; continuing with {ranks_text} on {', '.join(answering_names)}")
         return next_attempt
 
     def _report_interrupt(self, signals: set[int]) -> int:

@@ -69,18 +69,18 @@ class RunEnd:
         A code above 128 may be that of a killed rank. Its loss makes other ranks fail, too. So such a code counts only
         if a failing rank has aborted the run with exactly this code.
         """
-        failed = [record for record in self.records if record.text and not record.is_loss]
-        return any(code <= 128 or record.abort_code == code for record in failed)
+        failed_records = [record for record in self.records if record.text and not record.is_loss]
+        return any(code <= 128 or record.abort_code == code for record in failed_records)
 
     def correct_code(self, code: int) -> int:
         """mpirun's exit code `code`; if mpirun returned 0 although ranks aborted, the code of the first abort.
 
         After a success the 0 stays: ranks may have continued without an aborted rank (`--elastic`).
         """
-        aborted = [record for record in self.records if record.abort_code]
-        if code != 0 or not aborted or self.proves_success:
+        aborted_records = [record for record in self.records if record.abort_code]
+        if code != 0 or not aborted_records or self.proves_success:
             return code
-        return min(aborted, key=lambda record: record.order).abort_code
+        return min(aborted_records, key=lambda record: record.order).abort_code
 
 
 def read_end(folder: str | os.PathLike[str]) -> RunEnd:

@@ -84,10 +84,10 @@ class RunCommand(click.Command):
             name.lstrip("-"): 0 if getattr(option, "is_flag", False) or option.type is ADAPT else 1
             for name, option in own_options.items()
         }
-        words, target = mpirun_options.split_options(args, {**mpirun_options.ARITY, **own_arity})
+        option_words, target = mpirun_options.split_options(args, {**mpirun_options.ARITY, **own_arity})
         own_words: list[str] = []
         mpirun_words: list[str] = []
-        for group in host_lists.group_options(words):
+        for group in host_lists.group_options(option_words):
             name, equals, value = group[0].partition("=")
             if name in RANKS_OPTIONS:  # one name for all spellings of the number of ranks
                 name = "-n"
@@ -95,10 +95,10 @@ class RunCommand(click.Command):
             is_own = name in (*own_options, "-h", "--help")
             (own_words if is_own else mpirun_words).extend(group)
         refuse_misspelt(mpirun_words, own_options)
-        if "--" in args[len(words) :]:  # as in `-n 2 -- --unknown 1 train.py`: further options of mpirun
-            words_after_separator, target_after_separator = mpirun_options.split_options(target)
-            if words_after_separator:
-                mpirun_words, target = mpirun_words + words_after_separator, target_after_separator
+        if "--" in args[len(option_words) :]:  # as in `-n 2 -- --unknown 1 train.py`: further options of mpirun
+            options_after_separator, target_after_separator = mpirun_options.split_options(target)
+            if options_after_separator:
+                mpirun_words, target = mpirun_words + options_after_separator, target_after_separator
         ctx.meta["matex.run"] = mpirun_words, target
         return super().parse_args(ctx, own_words)
 
@@ -117,8 +117,8 @@ def refuse_misspelt(options: Sequence[str], own_names: Iterable[str]) -> None:
         name = mpirun_options.parse_option_name(word)
         if not word.startswith("-") or name in mpirun_options.ARITY:
             continue
-        if meant := arguments.find_similar(f"--{name.lower()}", own_names, cutoff=0.8):
-            raise click.UsageError(f"there is no option {word}; did you mean {meant}?")
+        if similar_name := arguments.find_similar(f"--{name.lower()}", own_names, cutoff=0.8):
+            raise click.UsageError(f"there is no option {word}; did you mean {similar_name}?")
         print(f"matex: {word} is no option of matex run; it goes to mpirun", file=sys.stderr)
 
 
@@ -177,26 +177,26 @@ def _read_adapt(adapt_option: str | None, first_target_word: str) -> str:
     return adapt_option or ("ranks" if is_ranks_in_environment else "")
 
 
-def _check_strategy(strategy: str, ranks: int, is_adapting: bool, check: bool) -> None:
+def _check_strategy(strategy: str, ranks: int, is_adapting: bool, is_check: bool) -> None:
     """Raises click.UsageError if `strategy` needs more `ranks`, or contradicts `--adapt` or `--check`."""
-    owners = settings.get_strategy_number(strategy, ranks)  # of servers:S: ranks that own pieces of variables
-    only_serving = settings.count_only_serving(strategy)  # ranks that own pieces, and do not train
-    if only_serving >= ranks:
+    owner_count = settings.get_strategy_number(strategy, ranks)  # of servers:S: ranks that own pieces of variables
+    only_serving_count = settings.count_only_serving(strategy)  # ranks that own pieces, and do not train
+    if only_serving_count >= ranks:
         raise click.UsageError(
-            f"--strategy {strategy} expects {only_serving + 1} ranks or more; -n {ranks} was given. {only_serving} "
-            "only serve, and one at least is to train"
+            f"--strategy {strategy} expects {only_serving_count + 1} ranks or more; -n {ranks} was given. "
+            f"{only_serving_count} only serve, and one at least is to train"
         )
-    if settings.get_strategy_name(strategy) == "servers" and owners > ranks:
+    if settings.get_strategy_name(strategy) == "servers" and owner_count > ranks:
         raise click.UsageError(
-            f"--strategy {strategy} expects {owners} ranks or more; -n {ranks} was given. Each owner is a rank that "
-            "trains, too"
+            f"--strategy {strategy} expects {owner_count} ranks or more; -n {ranks} was given. Each owner is a rank "
+            "that trains, too"
         )
     if settings.is_asynchronous(strategy) and is_adapting:
         raise click.UsageError(
             "--strategy async and --adapt do not go together: asynchronous ranks train whole batches, and a slower one "
             "takes fewer of them as it is"
         )
-    if settings.is_statistical(strategy) and check:
+    if settings.is_statistical(strategy) and is_check:
         raise click.UsageError(
             f"--strategy {settings.get_strategy_name(strategy)} and --check do not go together: its results are "
             "statistical, not those of the script alone"
@@ -205,8 +205,8 @@ def _check_strategy(strategy: str, ranks: int, is_adapting: bool, check: bool) -
 
 def check_target(run: Run) -> None:
     """Raises click.UsageError if the script does not exist, unless mpirun changes the working folder first."""
-    moves = any(mpirun_options.parse_option_name(word) in ("wdir", "wd") for word in run.options)
-    if run.target[0] != "-m" and not moves and not os.path.isfile(run.target[0]):
+    is_folder_changed = any(mpirun_options.parse_option_name(word) in ("wdir", "wd") for word in run.options)
+    if run.target[0] != "-m" and not is_folder_changed and not os.path.isfile(run.target[0]):
         raise click.UsageError(f"there is no file {run.target[0]} in {os.getcwd()}")
 
 
@@ -238,9 +238,9 @@ def change_ranks(run: Run, ranks: int, options: list[str], strategy: str) -> Run
     `servers:S` gets fewer owners if S is more than the ranks allow.
     """
     strategy = strategy or run.strategy
-    has_owners = ranks < run.ranks and settings.get_strategy_name(strategy) == "servers"
-    if has_owners and settings.count_only_serving(strategy) >= ranks:
+    has_owners_on_fewer_ranks = ranks < run.ranks and settings.get_strategy_name(strategy) == "servers"
+    if has_owners_on_fewer_ranks and settings.count_only_serving(strategy) >= ranks:
         strategy = f"servers:{ranks - 1}:only" if ranks > 1 else "allreduce"  # one rank must train
-    elif has_owners and settings.get_strategy_number(strategy, ranks) > ranks:
+    elif has_owners_on_fewer_ranks and settings.get_strategy_number(strategy, ranks) > ranks:
         strategy = f"servers:{ranks}"
     return replace(run, ranks=ranks, options=options, strategy=strategy)

@@ -123,8 +123,10 @@ def _check_options(plan: str | None, options: dict[str, Any]) -> None:
                 raise click.UsageError(f"--{name} goes with --minibatch")
         return
     if plan or options["servers"] or options["what"]:
-        other = plan or ("--servers" if options["servers"] else "--what")
-        raise click.UsageError(f"--minibatch goes without {other}: it knows a network by its --layers alone")
+        excluded_argument = plan or ("--servers" if options["servers"] else "--what")
+        raise click.UsageError(
+            f"--minibatch goes without {excluded_argument}: it knows a network by its --layers alone"
+        )
     if not options["memory"] or options["memory"] == HERE:  # HERE: the word `here`, about this host's memory
         raise click.UsageError("--minibatch needs the memory of the device, as --memory 12GiB")
 
@@ -133,11 +135,13 @@ def _show_replay(path: str, ranks: Sequence[int] | None, options: dict[str, Any]
     """Print the step of a timeline: as measured, as replayed, and with slow ranks. Returns exit code 0."""
     changes = options["what"]
     # What a replay cannot show: other changes than a slow rank, and options that need a plan.
-    refused = [change for change in changes if not change.startswith("slow=")]
+    refused_arguments = [change for change in changes if not change.startswith("slow=")]
     plan_options = {"--ranks": ranks, "--timeline": options["timeline"], "--servers": options["servers"]}
-    refused += [option for option, value in plan_options.items() if value]
-    if refused:
-        raise click.UsageError(f"a timeline is replayed with slow=RANK:FACTOR only; {refused[0]} needs a plan")
+    refused_arguments += [option for option, value in plan_options.items() if value]
+    if refused_arguments:
+        raise click.UsageError(
+            f"a timeline is replayed with slow=RANK:FACTOR only; {refused_arguments[0]} needs a plan"
+        )
     table = Table(Column("what", no_wrap=True), "step, ms")
     replayed = replay.replay_timeline(path)
     table.add_row("measured", f"{1e3 * replayed.measured:.2f}")
@@ -157,43 +161,43 @@ def _show_steps(plan: plan_file.Plan, ranks: Sequence[int], options: dict[str, A
     changes = list(options["what"])
     server_changes = [change for change in changes if change.startswith("servers=")]
 
-    def list_row_changes(change: str) -> list[str]:
-        # A change of pulls has a meaning with servers only, so its row has the change of servers, too.
-        return [change, *server_changes] if change.startswith("pull=") else [change]
-
     # For each row of the table, its name and its changes: no change, each change alone, and all changes.
-    rows = [("as planned", []), *((change, list_row_changes(change)) for change in changes)]
+    rows: list[tuple[str, list[str]]] = [("as planned", [])]
+    for change in changes:
+        # A change of pulls has a meaning with servers only, so it has a row with each change of servers.
+        pairs = [[change, server] for server in server_changes] if change.startswith("pull=") else []
+        rows += [(" ".join(pair) if len(pairs) > 1 else change, pair) for pair in pairs] or [(change, [change])]
     if len(changes) > 1 and len({change.partition("=")[0] for change in changes}) == len(changes):
         rows.append(("all of these", changes))  # two values of one name exclude each other
-    variants = [(name, what_if.read_changes(row_changes)) for name, row_changes in rows]
+    variants = [(row_name, what_if.read_changes(row_changes)) for row_name, row_changes in rows]
     table = Table("ranks", Column("what", no_wrap=True), "step", "compute", "slowest", "exposed", "rows/s")
     assumptions: list[str] = []
     notes: list[str] = []
-    for count in ranks:
-        for name, what_ifs in variants:
-            is_last = count == ranks[-1] and name == variants[-1][0]
+    for rank_count in ranks:
+        for row_name, what_ifs in variants:
+            is_last = rank_count == ranks[-1] and row_name == variants[-1][0]
             per_host = what_ifs.ranks_per_host or plan.ranks_per_host
-            path = options["timeline"] if is_last else None  # the timeline shows the last row only
-            timeline = trace.Trace(count, per_host) if path else None
+            timeline_path = options["timeline"] if is_last else None  # the timeline shows the last row only
+            timeline = trace.Trace(rank_count, per_host) if timeline_path else None
             if timeline and what_ifs.servers is not None:
                 raise click.UsageError("--timeline shows ranks that sum: it has no parameter servers")
-            note = timeline.note_activity if timeline else None
-            outcome = run.simulate_plan(plan, count, what_ifs, options["steps"], options["seed"], note)
+            note_activity = timeline.note_activity if timeline else None
+            outcome = run.simulate_plan(plan, rank_count, what_ifs, options["steps"], options["seed"], note_activity)
             times = (outcome.step, outcome.compute, outcome.waiting, outcome.exposed)
             rate = f"{outcome.rows / outcome.step:.0f}"
-            table.add_row(str(count), name, *(f"{1e3 * seconds:.2f}" for seconds in times), rate)
+            table.add_row(str(rank_count), row_name, *(f"{1e3 * seconds:.2f}" for seconds in times), rate)
             assumptions += [assumption for assumption in outcome.assumptions if assumption not in assumptions]
             if outcome.note and outcome.note not in notes:
                 notes.append(outcome.note)
-            if timeline and path:
-                timeline.write_file(path)
+            if timeline and timeline_path:
+                timeline.write_file(timeline_path)
     console = Console()
     console.print(table)
     console.print(
         "Times in ms. slowest: waiting for the slowest rank. exposed: transfers and other collectives, not hidden."
     )
-    for text in notes:
-        console.print(text + ".", highlight=False)
+    for note in notes:
+        console.print(note + ".", highlight=False)
     if assumptions:
         console.print("assumed: " + "; ".join(assumptions) + ".", highlight=False)
     if options["timeline"]:
@@ -203,35 +207,37 @@ def _show_steps(plan: plan_file.Plan, ranks: Sequence[int], options: dict[str, A
 
 def _show_servers(plan: plan_file.Plan | None, ranks: Sequence[int] | None, options: dict[str, Any]) -> int:
     """Print the number of parameter servers and their efficiency, by three models. Returns exit code 0."""
-    compute, transfer, ratio = options["compute"], options["transfer"], options["bandwidth_ratio"]
+    compute_option, transfer_option, ratio = options["compute"], options["transfer"], options["bandwidth_ratio"]
     if ranks is None:
         raise click.UsageError("--servers needs the numbers of workers, as --ranks 4,8,16")
-    if plan is None and (compute is None or transfer is None):
+    if plan is None and (compute_option is None or transfer_option is None):
         raise click.UsageError("--servers needs a plan, or --compute TIME and --transfer TIME")
     table = Table("workers", "T_t/T", "lemma 3.2 (HTC)", "eq. 6 (XAI)", f"exact, for {options['target']:.0%}")
     for workers in ranks:
-        computing, transferring = compute, transfer  # seconds of a step
+        compute_seconds, transfer_seconds = compute_option, transfer_option  # seconds of a step
         if plan is not None:
             step = program.make_program(plan, workers)
             network = predict.Links(plan).network
-            computing = step.compute if compute is None else compute
-            transferring = 2 * network.estimate_message(step.bytes) if transfer is None else transfer
-        if computing <= 0 or transferring <= 0:
+            compute_seconds = step.compute if compute_option is None else compute_option
+            transfer_seconds = 2 * network.estimate_message(step.bytes) if transfer_option is None else transfer_option
+        if compute_seconds <= 0 or transfer_seconds <= 0:
             raise click.UsageError("--servers: the times of --compute and --transfer are above 0")
-        share = xai.transfer_share(transferring, computing + transferring)
-        least = queueing.find_least_servers(workers, computing, transferring, ratio, options["target"])
+        transfer_share = xai.transfer_share(transfer_seconds, compute_seconds + transfer_seconds)
+        least_servers = queueing.find_least_servers(
+            workers, compute_seconds, transfer_seconds, ratio, options["target"]
+        )
         # Lemma 3.2 writes the transfer (pull and push) as 2 S_p / B_ps. Here S_p is half of the transfer in seconds,
         # and B_ps the bandwidth of a server relative to that of a worker.
-        lemma = htc.servers(workers, transferring / 2, ratio, computing)
+        htc_estimate = htc.servers(workers, transfer_seconds / 2, ratio, compute_seconds)
         cells = []
-        for estimate in (lemma, xai.servers(workers, share, ratio), Estimate(least)):
+        for estimate in (htc_estimate, xai.servers(workers, transfer_share, ratio), Estimate(least_servers)):
             # With more servers than `workers / ratio` the efficiency is the same. A formula may give infinitely many.
             servers = int(min(estimate.value, ceil(workers / ratio)))
-            efficiency = queueing.compute_efficiency(workers, servers, computing, transferring, ratio)
-            outside = f"\n[red]outside its domain:[/] {estimate.outside}" if estimate.outside else ""
-            count = f"{estimate.value:.0f}" if estimate.value < 1e6 else f"{estimate.value:.2g}"
-            cells.append(f"{count} ({efficiency:.0%}){outside}")
-        table.add_row(str(workers), f"{share:.3f}", *cells)
+            efficiency = queueing.compute_efficiency(workers, servers, compute_seconds, transfer_seconds, ratio)
+            outside_text = f"\n[red]outside its domain:[/] {estimate.outside}" if estimate.outside else ""
+            servers_text = f"{estimate.value:.0f}" if estimate.value < 1e6 else f"{estimate.value:.2g}"
+            cells.append(f"{servers_text} ({efficiency:.0%}){outside_text}")
+        table.add_row(str(workers), f"{transfer_share:.3f}", *cells)
     console = Console()
     console.print(table)
     console.print(

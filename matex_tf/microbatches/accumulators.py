@@ -49,10 +49,10 @@ class _Sizes(_Last):
 
     def add(self, part_copy: Any, tensors: Sequence[Any], result: Any) -> list[Any]:
         sizes = self.value.placement.sizes
-        is_selected = [one.rows is not None and one.rows.chosen is not None for one in sizes]
-        whole = part_copy.make_sizes_whole(result, self.value.placement)
+        is_selected = [size.rows is not None and size.rows.chosen is not None for size in sizes]
+        whole_sizes = part_copy.make_sizes_whole(result, self.value.placement)
         mask = is_selected[0] if result.shape.rank == 0 else is_selected  # one size, or a list of sizes
-        return [tf.where(mask, tensors[0] + result, whole)]
+        return [tf.where(mask, tensors[0] + result, whole_sizes)]
 
 
 class _Sum(_Last):
@@ -63,14 +63,14 @@ class _Sum(_Last):
         shape = self.value.shape
         is_known = shape is not None and None not in shape
         neutral = tf.constant(find_neutral(self.value.placement.reduction, dtype), dtype)
-        start = tf.fill(shape, neutral) if is_known else neutral
-        return [start], [tf.TensorShape(shape if is_known else None)]
+        total = tf.fill(shape, neutral) if is_known else neutral
+        return [total], [tf.TensorShape(shape if is_known else None)]
 
     def add(self, part_copy: Any, tensors: Sequence[Any], result: Any) -> list[Any]:
-        by, total = self.value.placement.reduction, tensors[0]
+        reduction, total = self.value.placement.reduction, tensors[0]
         if self.value.dtype.is_bool:
-            return [(tf.logical_or if by == "max" else tf.logical_and)(total, result)]
-        return [{"sum": tf.add, "max": tf.maximum, "min": tf.minimum}[by](total, tf.cast(result, total.dtype))]
+            return [(tf.logical_or if reduction == "max" else tf.logical_and)(total, result)]
+        return [{"sum": tf.add, "max": tf.maximum, "min": tf.minimum}[reduction](total, tf.cast(result, total.dtype))]
 
     def finish(self, tensors: Sequence[Any]) -> Any:
         return tf.cast(tensors[0], self.value.dtype)
@@ -89,7 +89,7 @@ class _Rows(_Last):
     def add(self, part_copy: Any, tensors: Sequence[Any], result: Any) -> list[Any]:
         blocks = split_blocks(result, *self.value.placement.layout, part_copy.batch_slice.count)
         push = tf.raw_ops.TensorListPushBack
-        return [push(input_handle=one, tensor=block) for one, block in zip(tensors, blocks)]
+        return [push(input_handle=handle, tensor=block) for handle, block in zip(tensors, blocks)]
 
     def finish(self, tensors: Sequence[Any]) -> Any:
         placement, shape = self.value.placement, self.value.shape
@@ -98,9 +98,9 @@ class _Rows(_Last):
             element_shape = [-1 if size is None else size for size in shape]
             # In a block, the axis of rows is in front (`split_blocks`); a part may have any number of rows.
             element_shape[placement.axis], element_shape[0] = element_shape[0], -1
-        sizes, none = tf.constant(element_shape, tf.int64), tf.constant([], tf.int64)
-        options = {"element_shape": sizes, "leading_dims": none, "element_dtype": self.value.dtype}
-        blocks = [tf.raw_ops.TensorListConcatV2(input_handle=one, **options)[0] for one in tensors]
+        sizes, no_dimensions = tf.constant(element_shape, tf.int64), tf.constant([], tf.int64)
+        options = {"element_shape": sizes, "leading_dims": no_dimensions, "element_dtype": self.value.dtype}
+        blocks = [tf.raw_ops.TensorListConcatV2(input_handle=handle, **options)[0] for handle in tensors]
         return join_blocks(blocks, placement.axis)
 
 

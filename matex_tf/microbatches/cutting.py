@@ -79,18 +79,22 @@ def cut(program: Program, make_emit: Callable[[Region], Any], left_out: list[Lef
     nodes = sorted(program.nodes, key=lambda node: node.level)
     program = dataclasses.replace(program, nodes=nodes)
     # Find the regions. An op that cannot be in its region moves other ops to other positions: find them again.
-    outside = {id(node): why for node in nodes if (why := _find_obstacle(node))}
-    positions = _find_positions(nodes, outside)
-    while refused := _find_refused(program, positions):
-        outside.update(refused)
-        positions = _find_positions(nodes, outside)
-    left_out += [LeftOut(node, outside[id(node)]) for node in nodes if id(node) in outside and _has_rows_of_rank(node)]
+    why_outside = {id(node): why for node in nodes if (why := _find_obstacle(node))}
+    positions = _find_positions(nodes, why_outside)
+    while why_refused := _find_refused(program, positions):
+        why_outside.update(why_refused)
+        positions = _find_positions(nodes, why_outside)
+    left_out += [
+        LeftOut(node, why_outside[id(node)]) for node in nodes if id(node) in why_outside and _has_rows_of_rank(node)
+    ]
     return _Rebuilt(program, positions, make_emit).program
 
 
 def _is_end_of_rows(node: Node) -> bool:
     """Whether an op takes rows and returns none. Such an op runs early, so that the rows need not stay in memory."""
-    return _has_rows_of_rank(node) and all(one.kind in (PARTIAL, REPLICATED, SIZES) for one in node.decision.gives)
+    return _has_rows_of_rank(node) and all(
+        placement.kind in (PARTIAL, REPLICATED, SIZES) for placement in node.decision.gives
+    )
 
 
 def _has_rows(placement: Placement) -> bool:
@@ -109,7 +113,7 @@ def _is_on_rows(node: Node) -> bool:
     if _has_rows_of_rank(node) or any(map(_has_rows, node.decision.gives)):
         return True
     inputs = zip(node.inputs, node.decision.needs)  # sizes are numbers of this rank's rows, unless made whole
-    return any(one.placement.kind == SIZES and (need is None or need.kind != REPLICATED) for one, need in inputs)
+    return any(value.placement.kind == SIZES and (need is None or need.kind != REPLICATED) for value, need in inputs)
 
 
 def _find_obstacle(node: Node) -> str:
@@ -122,7 +126,9 @@ def _find_obstacle(node: Node) -> str:
     if node.decision.communicates or any(body.has_collectives or body.takes_batch for body in node.bodies):
         return COLLECTIVE
     if node.bodies:
-        return next((why for body in node.bodies for one in body.nodes if (why := _find_obstacle(one))), "")
+        return next(
+            (why for body in node.bodies for inner_node in body.nodes if (why := _find_obstacle(inner_node))), ""
+        )
     is_pure = node.type == CONVERTED_SUM or not is_stateful(node.type) or node.type in read_only_types()
     return "" if is_pure else EFFECT
 
@@ -142,34 +148,38 @@ class _Position(NamedTuple):
     is_in_region: bool
 
 
-def _find_positions(nodes: Sequence[Node], outside: Any) -> dict[int, _Position]:
+def _find_positions(nodes: Sequence[Node], outside_ids: Any) -> dict[int, _Position]:
     """The position of each node, by its id.
 
     A region has the ops on rows, and the ops between them, which need an op on rows and are needed by one.
 
     nodes: in the order of levels; a node comes after its inputs.
-    outside: ids of ops that are in no region.
+    outside_ids: ids of ops that are in no region.
     """
-    needed = {id(node): list(_list_needed(node)) for node in nodes}
-    on_rows = {id(node) for node in nodes if id(node) not in outside and _is_on_rows(node)}
+    needed_nodes = {id(node): list(_list_needed(node)) for node in nodes}
+    ids_on_rows = {id(node) for node in nodes if id(node) not in outside_ids and _is_on_rows(node)}
     # Backward: the ops on rows, and the ops of the same level that these need, directly or not.
-    before_rows = set(on_rows)
+    ids_before_rows = set(ids_on_rows)
     for node in reversed(nodes):
-        if id(node) in before_rows:
-            before_rows.update(map(id, needed[id(node)]))
+        if id(node) in ids_before_rows:
+            ids_before_rows.update(map(id, needed_nodes[id(node)]))
     # Forward: the ops that need ops on rows, directly or not, and the position of each op.
-    after_rows: set[int] = set()
+    ids_after_rows: set[int] = set()
     positions: dict[int, _Position] = {}
     for node in nodes:
-        number = id(node)
-        if any(id(one) in on_rows or id(one) in after_rows for one in needed[number]):
-            after_rows.add(number)
-        is_between = number in after_rows and number in before_rows and number not in outside
-        is_in = (number in on_rows or is_between) and not paths.is_constant(node)
+        node_id = id(node)
+        if any(
+            id(needed_node) in ids_on_rows or id(needed_node) in ids_after_rows for needed_node in needed_nodes[node_id]
+        ):
+            ids_after_rows.add(node_id)
+        is_between = node_id in ids_after_rows and node_id in ids_before_rows and node_id not in outside_ids
+        is_in_region = (node_id in ids_on_rows or is_between) and not paths.is_constant(node)
         # An op outside comes a stage after each region that it needs. Any other op is in the stage of what it needs.
-        before = [positions[id(one)] for one in needed[number]]
-        stage = max((one.stage + (one.is_in_region and not is_in) for one in before), default=0)
-        positions[number] = _Position(node.level, stage, is_in)
+        needed_positions = [positions[id(needed_node)] for needed_node in needed_nodes[node_id]]
+        stage = max(
+            (position.stage + (position.is_in_region and not is_in_region) for position in needed_positions), default=0
+        )
+        positions[node_id] = _Position(node.level, stage, is_in_region)
     return positions
 
 
@@ -179,23 +189,23 @@ def _list_needed(node: Node) -> Iterator[Node]:
         source = value.node
         if source is not None and source.level == node.level and not needs_exchange(value.placement, need):
             yield source
-    yield from (one for one in node.controls if one.level == node.level)
+    yield from (control for control in node.controls if control.level == node.level)
 
 
 def _find_refused(program: Program, positions: dict[int, _Position]) -> dict[int, str]:
     """The ids of ops in regions whose inputs cannot be sliced, or whose results cannot be combined, with the reason."""
-    refused: dict[int, str] = {}
+    why_refused: dict[int, str] = {}
     for value, need, user in _list_crossings(program, positions):
         # A value from a region, to which the results of parts cannot be combined:
         source, position = value.node, positions.get(id(value.node))  # None for an input of the program
         if source is not None and position is not None and position.is_in_region and not _can_leave(value):
-            refused[id(source)] = LISTED
+            why_refused[id(source)] = LISTED
         # A value for a region, which the region cannot slice:
         is_whole = value.placement.is_replicated or needs_exchange(value.placement, need)
         is_sliced = user is not None and positions[id(user)].is_in_region and not is_whole
         if is_sliced and not _can_enter(value.placement):
-            refused[id(user)] = LISTED
-    return refused
+            why_refused[id(user)] = LISTED
+    return why_refused
 
 
 def _list_crossings(
@@ -209,9 +219,9 @@ def _list_crossings(
         for value, need in _list_used(node):
             if positions.get(id(value.node)) != positions[id(node)]:
                 yield value, need, node
-    for value, give in zip(program.outputs, program.gives):
-        if paths.uses_tensor(value, give):
-            yield value, give, None
+    for value, placement in zip(program.outputs, program.gives):
+        if paths.uses_tensor(value, placement):
+            yield value, placement, None
 
 
 def _can_enter(placement: Placement) -> bool:
@@ -219,7 +229,7 @@ def _can_enter(placement: Placement) -> bool:
     if placement.kind == LIST:
         return not _has_rows(placement)
     if placement.kind == SIZES:
-        return all(one.rows is None or one.rows.chosen is None for one in placement.sizes)
+        return all(size.rows is None or size.rows.chosen is None for size in placement.sizes)
     return placement.kind != SHARDED or (placement.rows.chosen is None and _has_known_blocks(placement))
 
 
@@ -244,17 +254,17 @@ class _Rebuilt:
         self._values: dict[int, Value] = {}  # the new value, by the id of the original
         self._nodes: dict[int, Node] = {}  # the new node, or the region, by the id of the original
         # The values and nodes that ops in other positions use or wait for, by their ids.
-        used = {id(value) for value, _, _ in _list_crossings(program, positions)}
-        controls = [(one, node) for node in program.nodes for one in node.controls]
-        awaited = {id(one) for one, node in controls if positions[id(one)] != positions[id(node)]}
-        awaited |= set(map(id, program.effects))
+        used_ids = {id(value) for value, _, _ in _list_crossings(program, positions)}
+        control_edges = [(control, node) for node in program.nodes for control in node.controls]
+        awaited_ids = {id(control) for control, node in control_edges if positions[id(control)] != positions[id(node)]}
+        awaited_ids |= set(map(id, program.effects))
         # The nodes of each position, in order: one node for a region, copies of the others.
         new_nodes: list[Node] = []
-        ordered = sorted(program.nodes, key=lambda node: positions[id(node)])
-        for position, group in itertools.groupby(ordered, key=lambda node: positions[id(node)]):
+        ordered_nodes = sorted(program.nodes, key=lambda node: positions[id(node)])
+        for position, group in itertools.groupby(ordered_nodes, key=lambda node: positions[id(node)]):
             nodes = list(group)
             if position.is_in_region:
-                new_nodes.append(self._make_region(nodes, used, awaited))
+                new_nodes.append(self._make_region(nodes, used_ids, awaited_ids))
             else:
                 new_nodes += map(self._copy, nodes)
         outputs = [self._values.get(id(value), value) for value in program.outputs]
@@ -262,49 +272,53 @@ class _Rebuilt:
         self.program = dataclasses.replace(program, nodes=new_nodes, outputs=outputs, effects=effects)
 
     def _copy(self, node: Node) -> Node:
-        new = copies.copy(node)
-        new.inputs = [self._values.get(id(value), value) for value in node.inputs]
-        new.controls = self._find_controls([node])
-        new.outputs = [self._copy_value(value, new) for value in node.outputs]
-        self._nodes[id(node)] = new
-        return new
+        new_node = copies.copy(node)
+        new_node.inputs = [self._values.get(id(value), value) for value in node.inputs]
+        new_node.controls = self._find_controls([node])
+        new_node.outputs = [self._copy_value(value, new_node) for value in node.outputs]
+        self._nodes[id(node)] = new_node
+        return new_node
 
     def _copy_value(self, value: Value, node: Node) -> Value:
-        new = self._values[id(value)] = copies.copy(value)
-        new.node = node
-        return new
+        new_value = self._values[id(value)] = copies.copy(value)
+        new_value.node = node
+        return new_value
 
     def _find_controls(self, nodes: Sequence[Node]) -> list[Node]:
         """The new nodes that `nodes` wait for, without `nodes` themselves."""
-        own = set(map(id, nodes))
-        controls = {id(one): one for node in nodes for one in node.controls if id(one) not in own}
-        return list(dict.fromkeys(self._nodes.get(number, one) for number, one in controls.items()))
+        own_ids = set(map(id, nodes))
+        controls_by_id = {
+            id(control): control for node in nodes for control in node.controls if id(control) not in own_ids
+        }
+        return list(
+            dict.fromkeys(self._nodes.get(control_id, control) for control_id, control in controls_by_id.items())
+        )
 
-    def _make_region(self, nodes: list[Node], used: set[int], awaited: set[int]) -> Node:
+    def _make_region(self, nodes: list[Node], used_ids: set[int], awaited_ids: set[int]) -> Node:
         """The node of a region, which has its own copies of constants.
 
-        used, awaited: the ids of values and nodes that ops in other positions use or wait for.
+        used_ids, awaited_ids: the ids of values and nodes that ops in other positions use or wait for.
         """
-        own = set(map(id, nodes))
+        own_ids = set(map(id, nodes))
         constants: dict[int, Node] = {}
         takes: dict[tuple[int, Placement | None], tuple[Value, Placement | None]] = {}
         for value, need in itertools.chain.from_iterable(map(_list_used, nodes)):
             if value.node is not None and paths.is_constant(value.node):
                 constants[id(value.node)] = value.node
-            elif id(value.node) not in own:
+            elif id(value.node) not in own_ids:
                 placement = _find_input_placement(value, need)
                 takes[id(value), placement] = value, placement
-        gives = [value for node in nodes for value in node.outputs if id(value) in used]
-        awaited_nodes = [node for node in nodes if id(node) in awaited]
+        gives = [value for node in nodes for value in node.outputs if id(value) in used_ids]
+        awaited_nodes = [node for node in nodes if id(node) in awaited_ids]
         region = Region([*constants.values(), *nodes], list(takes.values()), gives, awaited_nodes)
         inputs = [self._values.get(id(value), value) for value, _ in region.takes]
         # The node of the region has a `StandIn`, because the script's graph has no such op.
-        new = Node(StandIn("Parts", []), ("parts", *nodes[0].key), inputs, self._find_controls(nodes))
+        region_node = Node(StandIn("Parts", []), ("parts", *nodes[0].key), inputs, self._find_controls(nodes))
         needs = [need for _, need in region.takes]
-        new.decision = Decision(needs, [value.placement for value in gives], self._make_emit(region))
-        new.outputs = [self._copy_value(value, new) for value in gives]
-        self._nodes.update((number, new) for number in own)
-        return new
+        region_node.decision = Decision(needs, [value.placement for value in gives], self._make_emit(region))
+        region_node.outputs = [self._copy_value(value, region_node) for value in gives]
+        self._nodes.update((node_id, region_node) for node_id in own_ids)
+        return region_node
 
 
 def _find_input_placement(value: Value, need: Placement | None) -> Placement | None:

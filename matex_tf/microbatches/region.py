@@ -33,13 +33,13 @@ def compute_parts(region: Region, sizes: Fitting | int, copy: Any, *inputs: Any)
     sizes: chooses the size of each part; a number: all parts have this size.
     """
     count = copy.batch_slice.count  # the number of the rank's rows
-    sharded = [
+    shapes_and_axes = [
         (tf.shape(tensor, tf.int64), value.placement.axis)
         for (value, need), tensor in zip(region.takes, inputs)
         if need is None and value.placement.is_sharded
     ]
     # For each input with rows, the shape of one row.
-    row_shapes = [tf.concat([shape[:axis], shape[axis + 1 :]], 0) for shape, axis in sharded]
+    row_shapes = [tf.concat([shape[:axis], shape[axis + 1 :]], 0) for shape, axis in shapes_and_axes]
     accumulators = [make_accumulator(value) for value in region.gives]
     are_rows = [value.placement.is_sharded for value in region.gives]
 
@@ -48,22 +48,24 @@ def compute_parts(region: Region, sizes: Fitting | int, copy: Any, *inputs: Any)
         part_copy = copies.copy(copy)
         part_copy.batch_slice = copy.batch_slice._replace(first=start, count=part_rows, total=count)
         results = _copy_region(copy, region, part_copy, inputs)
-        parts = zip(accumulators, accumulated, results)
-        after = [accumulator.add(part_copy, tensors, result) for accumulator, tensors, result in parts]
+        accumulator_inputs = zip(accumulators, accumulated, results)
+        next_accumulated = [
+            accumulator.add(part_copy, tensors, result) for accumulator, tensors, result in accumulator_inputs
+        ]
         # After each part, `sizes` measures the memory, and chooses the size of the next part.
-        sums = [tensors[0] for tensors, has_rows in zip(after, are_rows) if not has_rows]
+        sums = [tensors[0] for tensors, has_rows in zip(next_accumulated, are_rows) if not has_rows]
         rows = [result for result, has_rows in zip(results, are_rows) if has_rows]
         next_size = size if isinstance(sizes, int) else sizes.go_on(size, count, part_rows, sums, rows)
-        return [start + part_rows, next_size, after]
+        return [start + part_rows, next_size, next_accumulated]
 
     first_size = tf.constant(sizes, tf.int64) if isinstance(sizes, int) else sizes.begin(count, row_shapes)
-    starts = [accumulator.begin() for accumulator in accumulators]
-    scalar = tf.TensorShape([])
+    initial_states = [accumulator.begin() for accumulator in accumulators]
+    scalar_shape = tf.TensorShape([])
     _, _, accumulated = tf.while_loop(
         lambda start, *_: start < count,
         compute_part,
-        [tf.zeros([], tf.int64), first_size, [tensors for tensors, _ in starts]],
-        shape_invariants=[scalar, scalar, [shapes_of_tensors for _, shapes_of_tensors in starts]],
+        [tf.zeros([], tf.int64), first_size, [tensors for tensors, _ in initial_states]],
+        shape_invariants=[scalar_shape, scalar_shape, [shapes_of_tensors for _, shapes_of_tensors in initial_states]],
         parallel_iterations=1,  # one part in memory at a time
     )
     outputs = []

@@ -69,7 +69,7 @@ class Fitting:
 
     @property
     def is_limited(self) -> bool:
-        return any(one.is_limited for one in self._measurements.values())
+        return any(measurement.is_limited for measurement in self._measurements.values())
 
     def begin(self, count: Any, rows: Sequence[Any]) -> Any:
         """The size of the first part, an int64 scalar of the graph.
@@ -88,26 +88,28 @@ class Fitting:
         """
 
         def count_bytes(tensors: Sequence[Any]) -> Any:
-            return tf.add_n([tf.zeros([], tf.int64), *(tf.size(one, tf.int64) * one.dtype.size for one in tensors)])
+            return tf.add_n(
+                [tf.zeros([], tf.int64), *(tf.size(tensor, tf.int64) * tensor.dtype.size for tensor in tensors)]
+            )
 
         # One number of each tensor is passed to Python, so that the measurement comes after the part is computed. For a
         # control edge alone, TensorFlow would not compute the tensor.
-        used = [tf.reshape(one, [-1])[:1] for one in (*sums, *rows)]
-        return _call_python(self.note_part, size, count, part, count_bytes(sums), count_bytes(rows), *used)
+        first_numbers = [tf.reshape(tensor, [-1])[:1] for tensor in (*sums, *rows)]
+        return _call_python(self.note_part, size, count, part, count_bytes(sums), count_bytes(rows), *first_numbers)
 
     def start(self, count: Any, row: Any) -> np.int64:
         """The size of the first part of `count` rows. row: the sizes of all inputs with rows, without their rows."""
-        known = self._measurements.setdefault(tuple(row.tolist()), Measurement())
+        measurement = self._measurements.setdefault(tuple(row.tolist()), Measurement())
         self._current = None
-        if not known.is_limited and count > known.safe_rows:
-            self._current = known
+        if not measurement.is_limited and count > measurement.safe_rows:
+            self._current = measurement
             return_freed()
-            known.start_bytes = read_resident_bytes("VmRSS")
+            measurement.start_bytes = read_resident_bytes("VmRSS")
             limit = settings.get_settings().memory
-            free = limit - known.start_bytes if limit else memory.measure_free(world.get_world().local_size)
-            known.max_bytes = (known.start_bytes + free) / memory.MARGIN
+            free_bytes = limit - measurement.start_bytes if limit else memory.measure_free(world.get_world().local_size)
+            measurement.max_bytes = (measurement.start_bytes + free_bytes) / memory.MARGIN
             _reset_peak()
-        return np.int64(known.fitting_rows if known.is_limited else known.safe_rows)
+        return np.int64(measurement.fitting_rows if measurement.is_limited else measurement.safe_rows)
 
     def note_part(self, part_size: Any, count: Any, part: Any, sums: Any, rows: Any, *_: Any) -> np.int64:
         """The size of the next part, after a part. The size stays if the part is not measured. Otherwise:
@@ -121,34 +123,36 @@ class Fitting:
         part: the rows of the part.
         sums, rows: the bytes of accumulated sums, and of the part's rows that are kept.
         """
-        known = self._current
-        if known is None or part < known.measured_rows:  # not measured, or a smaller last part
+        measurement = self._current
+        if measurement is None or part < measurement.measured_rows:  # not measured, or a smaller last part
             return np.int64(part_size)
-        part_bytes = max(1, read_resident_bytes("VmHWM") - known.start_bytes)
+        part_bytes = max(1, read_resident_bytes("VmHWM") - measurement.start_bytes)
         # What stays in memory for all parts: sums, and the rows that the region returns. Other memory is for one part.
         kept_bytes = SUMS * sums + OUTPUTS * count * rows / part
-        known.measured_rows = int(part)
-        known.fitting_rows = max(0, int(part * (known.max_bytes - known.start_bytes - kept_bytes) / part_bytes))
+        measurement.measured_rows = int(part)
+        measurement.fitting_rows = max(
+            0, int(part * (measurement.max_bytes - measurement.start_bytes - kept_bytes) / part_bytes)
+        )
         # A few rows may fit in memory that was free within the process, so they do not predict many more rows.
-        known.safe_rows = max(1, min(known.fitting_rows, GROWTH * known.measured_rows))
-        is_step_limited = any(one.is_limited for one in self._of_step)
-        if count <= known.safe_rows:  # all rows fit
+        measurement.safe_rows = max(1, min(measurement.fitting_rows, GROWTH * measurement.measured_rows))
+        is_step_limited = any(fitting.is_limited for fitting in self._of_step)
+        if count <= measurement.safe_rows:  # all rows fit
             self._current = None
             if not is_step_limited:  # no region runs in parts for good: malloc may keep freed blocks
                 return_freed(LARGE)
-            return np.int64(known.safe_rows)
-        if known.safe_rows >= 2 * known.measured_rows:
-            return np.int64(known.safe_rows)
+            return np.int64(measurement.safe_rows)
+        if measurement.safe_rows >= 2 * measurement.measured_rows:
+            return np.int64(measurement.safe_rows)
         self._current = None
-        known.is_limited, known.fitting_rows = True, max(1, known.fitting_rows)
+        measurement.is_limited, measurement.fitting_rows = True, max(1, measurement.fitting_rows)
         if not is_step_limited:
-            whole_bytes = known.start_bytes + kept_bytes + part_bytes * count / part
+            whole_bytes = measurement.start_bytes + kept_bytes + part_bytes * count / part
             notes.print_note(
-                f"MATEX_MICROBATCH=auto: {count} rows of {self._place} are computed in parts of {known.fitting_rows}: "
-                f"at once this process would take about {whole_bytes / 2**20:.0f} MiB, and it may take "
-                f"{known.max_bytes / 2**20:.0f} ({memory.MARGIN - 1:.0%} are kept free)"
+                f"MATEX_MICROBATCH=auto: {count} rows of {self._place} are computed in parts of "
+                f"{measurement.fitting_rows}: at once this process would take about {whole_bytes / 2**20:.0f} MiB, and "
+                f"it may take {measurement.max_bytes / 2**20:.0f} ({memory.MARGIN - 1:.0%} are kept free)"
             )
-        return np.int64(known.fitting_rows)
+        return np.int64(measurement.fitting_rows)
 
 
 def _call_python(function: Any, *args: Any) -> Any:

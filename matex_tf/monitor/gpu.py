@@ -81,15 +81,17 @@ def _choose_handles(driver: Any, handles: Sequence[Any], names: Sequence[str]) -
 
     As CUDA does, it ignores an invalid name and all names after it.
     """
-    chosen: list[Any] = []
+    chosen_handles: list[Any] = []
     for name in names:
         if _is_number(name):
-            found = list(handles[int(name) : int(name) + 1])
+            matching_handles = list(handles[int(name) : int(name) + 1])
         elif name.startswith("MIG-"):  # a part of a GPU, which `handles` does not list
-            found = [driver.nvmlDeviceGetHandleByUUID(name)]
+            matching_handles = [driver.nvmlDeviceGetHandleByUUID(name)]
         else:
-            found = [handle for handle in handles if name and driver.nvmlDeviceGetUUID(handle).startswith(name)]
-        if len(found) != 1:
+            matching_handles = [
+                handle for handle in handles if name and driver.nvmlDeviceGetUUID(handle).startswith(name)
+            ]
+        if len(matching_handles) != 1:
             break
-        chosen += found
-    return chosen
+        chosen_handles += matching_handles
+    return chosen_handles

@@ -43,10 +43,13 @@ def draw_run(run: Run, height: int = 0, now: float | None = None) -> RenderableT
     if not recent:
         return Text(f"{progress.describe_command(start)}, {progress.describe_ranks(start)}: no sample yet")
     steps = waits.compute_mean_steps(recent)
-    shown = _choose_ranks(recent, steps, height)
-    lines: list[RenderableType] = [Text(_format_heading(run, start, recent)), _make_table(start, recent, steps, shown)]
-    if len(shown) < len(recent):
-        lines.append(Text(f"and {len(recent) - len(shown)} more ranks, which wait at least as long", style="dim"))
+    shown_ranks = _choose_ranks(recent, steps, height)
+    lines: list[RenderableType] = [
+        Text(_format_heading(run, start, recent)),
+        _make_table(start, recent, steps, shown_ranks),
+    ]
+    if len(shown_ranks) < len(recent):
+        lines.append(Text(f"and {len(recent) - len(shown_ranks)} more ranks, which wait at least as long", style="dim"))
     messages = [
         waits.describe_waits(recent, steps, start.hosts),
         *_list_silent(start, recent, time.time() if now is None else now),
@@ -96,10 +99,10 @@ def _format_heading(run: Run, start: Start, recent: Mapping[int, Series]) -> str
         last_epoch = epochs[-1]
         parts.append(f"epoch {last_epoch.number}" + (f" of {last_epoch.of}" if last_epoch.of else "") + " done")
     parts.append(f"{int(first_rank['up'][-1])} updates")
-    if updates := progress.compute_mean_rate(first_rank, "up"):
-        parts.append(f"{1e3 / updates:.1f} ms an update")
-    if rows := progress.compute_mean_rate(first_rank, "rows"):
-        parts.append(f"{rows:,.0f} rows/s")
+    if updates_per_second := progress.compute_mean_rate(first_rank, "up"):
+        parts.append(f"{1e3 / updates_per_second:.1f} ms an update")
+    if rows_per_second := progress.compute_mean_rate(first_rank, "rows"):
+        parts.append(f"{rows_per_second:,.0f} rows/s")
     if epochs:
         parts += [f"{name} {value:.4g}" for name, value in epochs[-1].logs.items()]
     if first_rank.ended:
@@ -115,12 +118,12 @@ def _choose_ranks(recent: Mapping[int, Series], steps: Mapping[int, balance.Step
     max_ranks = max(height - _OTHER_LINES, 3)
     if not height or len(ranks) <= max_ranks:
         return ranks
-    newest = max(series["t"][-1] for series in recent.values())
+    newest_time = max(series["t"][-1] for series in recent.values())
     # First ranks without a recent sample, because False is less than True; then by their waiting time.
-    order = sorted(
-        ranks, key=lambda rank: (recent[rank]["t"][-1] > newest - WINDOW, _compute_waiting(rank, recent, steps))
+    ordered_ranks = sorted(
+        ranks, key=lambda rank: (recent[rank]["t"][-1] > newest_time - WINDOW, _compute_waiting(rank, recent, steps))
     )
-    return sorted(order[: max_ranks - 1])
+    return sorted(ordered_ranks[: max_ranks - 1])
 
 
 def _compute_waiting(rank: int, recent: Mapping[int, Series], steps: Mapping[int, balance.Step]) -> float:
@@ -174,28 +177,28 @@ class _RankTable:
     rows: Sequence[tuple[Sequence[str], str]]  # the texts of each row, and its style
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        # `wide` measures the width that a table has without the limit of the terminal.
-        wide, chosen = options.update(max_width=_MAX_WIDTH), list(range(len(self.names)))
-        for omitted in ("", *_OPTIONAL_COLUMNS):  # "": first try all columns
-            chosen = [index for index in chosen if self.names[index] != omitted]
-            table = self._make_table(chosen)
-            if console.measure(table, options=wide).maximum <= options.max_width:
+        # `wide_options` measures the width that a table has without the limit of the terminal.
+        wide_options, chosen_columns = options.update(max_width=_MAX_WIDTH), list(range(len(self.names)))
+        for omitted_name in ("", *_OPTIONAL_COLUMNS):  # "": first try all columns
+            chosen_columns = [index for index in chosen_columns if self.names[index] != omitted_name]
+            table = self._make_table(chosen_columns)
+            if console.measure(table, options=wide_options).maximum <= options.max_width:
                 break
         yield table
 
-    def _make_table(self, chosen: Sequence[int]) -> Table:
+    def _make_table(self, chosen_columns: Sequence[int]) -> Table:
         table = Table(box=None, pad_edge=False, header_style="bold")
-        for index in chosen:
+        for index in chosen_columns:
             max_width = 20 if self.names[index] == "host" else None
             justify: Literal["left", "right"] = "left" if max_width else "right"
             table.add_column(self.names[index], justify=justify, max_width=max_width, no_wrap=True)
         for texts, style in self.rows:
-            table.add_row(*(texts[index] for index in chosen), style=style)
+            table.add_row(*(texts[index] for index in chosen_columns), style=style)
         return table
 
 
 def _make_table(
-    start: Start, recent: Mapping[int, Series], steps: Mapping[int, balance.Step], shown: Sequence[int]
+    start: Start, recent: Mapping[int, Series], steps: Mapping[int, balance.Step], shown_ranks: Sequence[int]
 ) -> _RankTable:
     has_gpu = any("gpu" in series.samples[-1] for series in recent.values())
     columns = {name: column for name, column in _COLUMNS.items() if has_gpu or not name.startswith("GPU")}
@@ -210,14 +213,14 @@ def _make_table(
 
     slowest = balance.find_slowest(steps)
     rows = []
-    for rank in shown:
+    for rank in shown_ranks:
         host = start.hosts[rank] if rank < start.size else "?"
         style = "bold red" if slowest and slowest[0] == rank else ""
         rows.append((format_row(str(rank), host, numbers[rank]), style))
-    if len(shown) < len(recent):
+    if len(shown_ranks) < len(recent):
         values_by_column = zip(*numbers.values())  # for each column, the numbers of all ranks
-        known = [[value for value in values if not math.isnan(value)] for values in values_by_column]
-        medians = [median(values or [math.nan]) for values in known]
+        known_values = [[value for value in values if not math.isnan(value)] for values in values_by_column]
+        medians = [median(values or [math.nan]) for values in known_values]
         rows.append((format_row("all", "(medians)", medians), "dim"))
     return _RankTable(["rank", "host", *columns], rows)
 
@@ -233,26 +236,26 @@ def _list_silent(start: Start, recent: Mapping[int, Series], now: float) -> list
 
     lines = []
     for host, ranks in waits.group_by_host(recent, start.hosts).items():
-        silence = {rank: now - recent[rank]["t"][-1] for rank in ranks if not recent[rank].ended}
-        silent = [rank for rank, seconds in silence.items() if seconds > find_limit(recent[rank])]
+        silent_seconds = {rank: now - recent[rank]["t"][-1] for rank in ranks if not recent[rank].ended}
+        silent = [rank for rank, seconds in silent_seconds.items() if seconds > find_limit(recent[rank])]
         if silent:
             subject = f"rank {silent[0]}" if len(silent) == 1 else f"{len(silent)} ranks, the first rank {silent[0]},"
-            longest = progress.format_seconds(max(silence[rank] for rank in silent))
-            lines.append(f"nothing from {subject} ({host}) for {longest}")
+            longest_text = progress.format_seconds(max(silent_seconds[rank] for rank in silent))
+            lines.append(f"nothing from {subject} ({host}) for {longest_text}")
     if len(lines) > 4:
         lines = [*lines[:3], f"nor from ranks of {len(lines) - 3} more hosts"]
-    written = {rank for rank, path in start.files.items() if Path(path).stat().st_size}
-    missing = [rank for rank in range(start.size) if rank not in written]
-    if len(missing) == 1:
-        lines.append(f"rank {missing[0]} has written nothing")
-    elif missing:
-        lines.append(f"{len(missing)} ranks, the first rank {missing[0]}, have written nothing")
+    written_ranks = {rank for rank, path in start.files.items() if Path(path).stat().st_size}
+    missing_ranks = [rank for rank in range(start.size) if rank not in written_ranks]
+    if len(missing_ranks) == 1:
+        lines.append(f"rank {missing_ranks[0]} has written nothing")
+    elif missing_ranks:
+        lines.append(f"{len(missing_ranks)} ranks, the first rank {missing_ranks[0]}, have written nothing")
     return lines
 
 
 def _describe_other_load(start: Start, recent: Mapping[int, Series]) -> str:
     """A message about the host with the most load from processes other than ranks."""
-    hosts = waits.group_by_host(recent, start.hosts)
-    loads = {host: waits.count_other_cores(recent, ranks) for host, ranks in hosts.items()}
-    host, cores = max(loads.items(), key=lambda load: load[1])
+    ranks_by_host = waits.group_by_host(recent, start.hosts)
+    loads = {host: waits.count_other_cores(recent, ranks) for host, ranks in ranks_by_host.items()}
+    host, cores = max(loads.items(), key=lambda host_and_load: host_and_load[1])
     return f"other processes of {host} keep {cores:.1f} of its cores busy" if cores >= 0.5 else ""

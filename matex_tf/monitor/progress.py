@@ -66,16 +66,18 @@ def count_epochs(epochs: Sequence[Epoch]) -> list[int]:
 
 def estimate_seconds_left(epochs: Sequence[Epoch], started_at: float) -> float | None:
     """The estimated seconds to the end of `fit`, from its finished epochs; None if unknown."""
-    last = epochs[-1] if epochs else None
-    if last is None or not last.of:
+    last_epoch = epochs[-1] if epochs else None
+    if last_epoch is None or not last_epoch.of:
         return None
     # Only the epochs of the current call of `fit` count: their numbers rise.
     first_of_call = len(epochs) - 1
     while first_of_call > 0 and epochs[first_of_call - 1].number < epochs[first_of_call].number:
         first_of_call -= 1
     timed_epochs = len(epochs) - 1 - first_of_call  # from the end of the first one: it includes tracing
-    epoch_seconds = (last.t - epochs[first_of_call].t) / timed_epochs if timed_epochs else last.t - started_at
-    return (last.of - last.number) * epoch_seconds
+    epoch_seconds = (
+        (last_epoch.t - epochs[first_of_call].t) / timed_epochs if timed_epochs else last_epoch.t - started_at
+    )
+    return (last_epoch.of - last_epoch.number) * epoch_seconds
 
 
 def compute_mean_rate(series: Series, name: str) -> float:
@@ -87,8 +89,8 @@ def compute_mean_rate(series: Series, name: str) -> float:
 
 def describe_command(start: Start) -> str:
     """The script's file name with its arguments."""
-    words = [str(word) for word in start.about["command"]]
-    return " ".join([Path(words[0]).name, *words[1:]]) if words else "?"
+    command = [str(word) for word in start.about["command"]]
+    return " ".join([Path(command[0]).name, *command[1:]]) if command else "?"
 
 
 def describe_ranks(start: Start) -> str:

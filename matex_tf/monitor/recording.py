@@ -94,11 +94,13 @@ def _read_start(number: int, path: Path) -> Start:
     header = json.loads((path / START).read_text())
     if header.get("format") != FORMAT:
         raise RecordingError(f"{path}: its format is {header.get('format')!r}, and this version reads {FORMAT}")
-    ranks = {int(match[1]): Path(file.path) for file in os.scandir(path) if (match := _RANK.fullmatch(file.name))}
+    files_by_rank = {
+        int(match[1]): Path(file.path) for file in os.scandir(path) if (match := _RANK.fullmatch(file.name))
+    }
     events = [line for file in sorted(path.glob(EVENTS.format("*"))) for line in _read_lines(file)]
     profile = path / PROFILE
     return Start(
-        number, header, dict(sorted(ranks.items())), sorted(events, key=lambda event: event["t"]),
+        number, header, dict(sorted(files_by_rank.items())), sorted(events, key=lambda event: event["t"]),
         profile.read_text() if profile.is_file() else "",
     )  # fmt: skip
 
@@ -140,10 +142,10 @@ def read_last(path: Path, count: int = 1) -> list[dict[str, Any]]:
         return _read_tail(file.fileno(), tail_bytes) or _read_tail(file.fileno(), _TAIL_BYTES)
 
 
-def _read_tail(file: int, size: int) -> list[dict[str, Any]]:
+def _read_tail(descriptor: int, size: int) -> list[dict[str, Any]]:
     """The complete lines in the last `size` bytes of a file."""
-    offset = max(os.fstat(file).st_size - size, 0)
-    text = os.pread(file, size, offset)
+    offset = max(os.fstat(descriptor).st_size - size, 0)
+    text = os.pread(descriptor, size, offset)
     return _parse_lines(text if offset == 0 else text[text.find(b"\n") + 1 :])
 
 

@@ -44,8 +44,8 @@ def start_sampler() -> None:
     if not record_setting or this_rank.is_phantom:  # phantom: a process of `matex plan`, whose other ranks do not exist
         return
     with real_files.use_real_files():
-        created = _make_folder(Path(record_setting).absolute()) if this_rank.rank == 0 else None
-        folder, token, reason = objects.broadcast(created, "the folder in which the run is recorded")
+        created_folder = _make_folder(Path(record_setting).absolute()) if this_rank.rank == 0 else None
+        folder, token, reason = objects.broadcast(created_folder, "the folder in which the run is recorded")
         log = None
         if not reason:
             try:
@@ -88,7 +88,7 @@ def _write_event(**event: Any) -> None:
         _recorder.write_event(**event)
 
 
-def _make_folder(run: Path) -> tuple[str, str, str]:
+def _make_folder(run_folder: Path) -> tuple[str, str, str]:
     """Create the folder of this start. Returns its path, a token, and the error.
 
     By the token, other ranks verify that they see the same folder.
@@ -104,9 +104,9 @@ def _make_folder(run: Path) -> tuple[str, str, str]:
         "settings": {name: value for name, value in os.environ.items() if name.startswith(settings.PREFIX)},
     }  # fmt: skip
     try:
-        run.mkdir(parents=True, exist_ok=True)
+        run_folder.mkdir(parents=True, exist_ok=True)
         for number in itertools.count(1):
-            folder = run / f"start-{number}"
+            folder = run_folder / f"start-{number}"
             try:
                 folder.mkdir()
                 break
@@ -122,18 +122,18 @@ def _make_folder(run: Path) -> tuple[str, str, str]:
 
 def _report_failures(errors_of_ranks: list[str], record_setting: str) -> None:
     """Print one note for all ranks that cannot record."""
-    failed = [rank for rank, reason in enumerate(errors_of_ranks) if reason]
-    if not failed:
+    failed_ranks = [rank for rank, reason in enumerate(errors_of_ranks) if reason]
+    if not failed_ranks:
         return
     hosts = world.get_world().hosts
-    if len(failed) == len(errors_of_ranks):
+    if len(failed_ranks) == len(errors_of_ranks):
         notes.print_note(f"MATEX_RECORD={record_setting}: the run is not recorded: {errors_of_ranks[0]}")
         return
-    host_names = ", ".join(dict.fromkeys(hosts[rank] for rank in failed))
+    host_names = ", ".join(dict.fromkeys(hosts[rank] for rank in failed_ranks))
     notes.print_note(
-        f"MATEX_RECORD={record_setting}: {len(failed)} of {len(errors_of_ranks)} ranks are not recorded: rank "
-        f"{failed[0]} ({hosts[failed[0]]}): {errors_of_ranks[failed[0]]}. Name a folder on a file system that "
-        f"{host_names} shares"
+        f"MATEX_RECORD={record_setting}: {len(failed_ranks)} of {len(errors_of_ranks)} ranks are not recorded: rank "
+        f"{failed_ranks[0]} ({hosts[failed_ranks[0]]}): {errors_of_ranks[failed_ranks[0]]}. Name a folder on a file "
+        f"system that {host_names} shares"
     )
 
 
@@ -165,22 +165,22 @@ class Recorder:
 
     def take_sample(self) -> dict[str, Any]:
         """A sample: docs/monitor.md describes its members."""
-        line: dict[str, Any] = {**self.machine.take_sample(), **self.gpus.take_sample()}
-        line["up"], line["rows"] = ops.count_completed(ops.GRADIENTS), ops.count_global_rows()
+        sample: dict[str, Any] = {**self.machine.take_sample(), **self.gpus.take_sample()}
+        sample["up"], sample["rows"] = ops.count_completed(ops.GRADIENTS), ops.count_global_rows()
         compute = waiting = sums = steps = 0
         for totals in records.read_totals():  # `exposed`: time that computation does not hide
             compute += totals.compute
             waiting += totals.meet + totals.exposed_wait
             sums += totals.exposed + totals.collectives
             steps += totals.steps
-        line["com"], line["wait"], line["sum"] = (
+        sample["com"], sample["wait"], sample["sum"] = (
             round(nanoseconds / 1e9, 4) for nanoseconds in (compute, waiting, sums)
         )
-        line["st"], line["in"] = steps, round(bottlenecks.read_waited_seconds(), 4)
+        sample["st"], sample["in"] = steps, round(bottlenecks.read_waited_seconds(), 4)
         blocked = ops.read_waiting()
         if blocked.seconds >= _WAITING_SECONDS:
-            line["now"] = [round(blocked.seconds, 1), blocked.what]
-        return line
+            sample["now"] = [round(blocked.seconds, 1), blocked.what]
+        return sample
 
     def write_event(self, **event: Any) -> None:
         """Record an event in events-N.jsonl of this rank; N is not 0 if rank 0 was lost."""
@@ -197,20 +197,22 @@ class Recorder:
         """Called at the end of the script. Collective."""
         self._write_last_line("ended")
         with ops.announce_exchange("what was recorded"):
-            gathered = world.get_communicator("control").gather(
+            records_of_ranks = world.get_communicator("control").gather(
                 (records.read_totals(), self.log.lost if self.log else 0)
             )
-        if gathered is None:
+        if records_of_ranks is None:
             return
-        text = profile.format_table([totals for totals, _ in gathered], world.get_world().hosts, None)
+        text = profile.format_table([totals for totals, _ in records_of_ranks], world.get_world().hosts, None)
         try:
             if self.log is not None:
                 with real_files.use_real_files():
                     Path(self.folder, PROFILE).write_text(text)
         except OSError as error:
             _report_loss(error)
-        if lost := [rank for rank, (_, lines) in enumerate(gathered) if lines]:
-            notes.print_note(f"samples of {len(lost)} ranks could not be recorded; the first is rank {lost[0]}")
+        if lossy_ranks := [rank for rank, (_, lost_lines) in enumerate(records_of_ranks) if lost_lines]:
+            notes.print_note(
+                f"samples of {len(lossy_ranks)} ranks could not be recorded; the first is rank {lossy_ranks[0]}"
+            )
 
     def _write_samples(self) -> None:
         """The thread: write a sample each `seconds`, which double after each `HALVING_LINES` lines."""

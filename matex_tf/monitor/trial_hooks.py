@@ -38,8 +38,8 @@ def _wrap_fit(original: Any) -> Any:
     signature = inspect.signature(original)
 
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
-        x = signature.bind(self, *args, **kwargs).arguments.get("x")
-        _calls.append(_Call(next(_numbers), _describe_data(x)))
+        data = signature.bind(self, *args, **kwargs).arguments.get("x")
+        _calls.append(_Call(next(_numbers), _describe_data(data)))
         try:
             return original(self, *args, **kwargs)
         finally:
@@ -64,20 +64,20 @@ def _wrap_epoch_end(original: Any) -> Any:
     return on_epoch_end
 
 
-def _describe_data(x: Any) -> dict[str, Any]:
+def _describe_data(data: Any) -> dict[str, Any]:
     """The rows and columns of `fit`'s data, from its first array; each None if unknown."""
     rows = None
-    if hasattr(x, "element_spec"):  # a tf.data.Dataset of batches
+    if hasattr(data, "element_spec"):  # a tf.data.Dataset of batches
         import tensorflow as tf
 
-        shape = _list_sizes(tf.nest.flatten(x.element_spec)[0])
-        batches = int(x.cardinality())
-        if batches >= 0 and shape and shape[0]:
-            rows = batches * shape[0]
+        shape = _list_sizes(tf.nest.flatten(data.element_spec)[0])
+        batch_count = int(data.cardinality())
+        if batch_count >= 0 and shape and shape[0]:
+            rows = batch_count * shape[0]
     else:
-        while isinstance(x, (list, tuple, dict)) and len(x):
-            x = next(iter(x.values())) if isinstance(x, dict) else x[0]
-        shape = _list_sizes(x)
+        while isinstance(data, (list, tuple, dict)) and len(data):
+            data = next(iter(data.values())) if isinstance(data, dict) else data[0]
+        shape = _list_sizes(data)
         rows = shape[0] if shape else None
     columns = math.prod(shape[1:]) if shape and None not in shape[1:] else None
     return {"rows": rows, "columns": columns}
@@ -95,5 +95,5 @@ def _describe_model(model: Any) -> dict[str, Any]:
     outputs = getattr(model, "outputs", None) or [None]
     shape = _list_sizes(outputs[0])
     loss = getattr(model, "loss", None)
-    name = loss if isinstance(loss, str) else getattr(loss, "name", None) or getattr(loss, "__name__", None)
-    return {"classes": shape[-1] if shape else None, "parameters": int(model.count_params()), "loss": name}
+    loss_name = loss if isinstance(loss, str) else getattr(loss, "name", None) or getattr(loss, "__name__", None)
+    return {"classes": shape[-1] if shape else None, "parameters": int(model.count_params()), "loss": loss_name}

@@ -36,10 +36,10 @@ def describe_waits(ranks: Mapping[int, Series], steps: Mapping[int, Step], hosts
     """A message about the rank that others wait for; "" if too little is known."""
     if stall := find_stalled(ranks):
         waiting_ranks, late_ranks, seconds, place = stall
-        awaited = ", ".join(f"rank {rank} ({hosts[rank]})" for rank in late_ranks[:3]) or "one another"
-        more = f" and {len(late_ranks) - 3} more" if len(late_ranks) > 3 else ""
+        awaited_ranks = ", ".join(f"rank {rank} ({hosts[rank]})" for rank in late_ranks[:3]) or "one another"
+        more_text = f" and {len(late_ranks) - 3} more" if len(late_ranks) > 3 else ""
         subject = f"{len(waiting_ranks)} ranks have" if len(waiting_ranks) > 1 else f"rank {waiting_ranks[0]} has"
-        return f"{subject} waited {seconds:.0f} s for {awaited}{more} at {place}"
+        return f"{subject} waited {seconds:.0f} s for {awaited_ranks}{more_text} at {place}"
     if not steps:
         return ""
     slowest = find_slowest(steps)

@@ -42,11 +42,11 @@ def time_pull(pull: Callable[[], list[Any]]) -> list[Any]:
             _waited_in_functions = tf.Variable(0.0, dtype=tf.float64, trainable=False, name="matex_tf_waited")
     start = tf.timestamp()
     with tf.control_dependencies([start]):
-        parts = pull()
-    with tf.control_dependencies(parts):
+        tensors = pull()
+    with tf.control_dependencies(tensors):
         seconds = tf.timestamp() - start
     with tf.control_dependencies([_waited_in_functions.assign_add(seconds, read_value=False)]):
-        return [tf.identity(part) for part in parts]
+        return [tf.identity(tensor) for tensor in tensors]
 
 
 def want_batch(iterator: Any) -> None:
@@ -121,11 +121,11 @@ class Pace:
         share_of_input = (get_waited_seconds() - self._waited_before) / elapsed
         rows = (ops.count_global_rows() - self._rows_before) // self.steps
         if share_of_sums > _THRESHOLD:
-            of_rows = f", with some {max(rows // world.get_world().trainers, 1)} rows of each batch on each rank"
+            rows_text = f", with some {max(rows // world.get_world().trainers, 1)} rows of each batch on each rank"
             _report_once(
                 "together",
                 f"{share_of_sums:.0%} of the time of training steps is spent on sums of gradients and on waiting for "
-                f"the other ranks{of_rows if rows else ''}. A larger batch, fewer ranks, or fewer ranks on each node "
+                f"the other ranks{rows_text if rows else ''}. A larger batch, fewer ranks, or fewer ranks on each node "
                 "would use them better",
             )
         if share_of_input > _THRESHOLD:
@@ -137,8 +137,8 @@ class Pace:
             )
 
 
-def _report_once(what: str, text: str) -> None:
-    """Print the note `what` once in a run, although the numbers in its text differ from epoch to epoch."""
-    if what not in _printed:
-        _printed.add(what)
+def _report_once(key: str, text: str) -> None:
+    """Print the note `key` once in a run, although the numbers in its text differ from epoch to epoch."""
+    if key not in _printed:
+        _printed.add(key)
         notes.print_note(text)

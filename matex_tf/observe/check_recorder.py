@@ -62,7 +62,7 @@ class Recorder:
 
         def init(variable: Any, *args: Any, **kwargs: Any) -> None:
             original(variable, *args, **kwargs)
-            if variable.trainable and all(known() is not variable for known in self.variables):
+            if variable.trainable and all(reference() is not variable for reference in self.variables):
                 self.variables.append(weakref.ref(variable))
 
         return init
@@ -102,9 +102,11 @@ class Recorder:
 
     def _read_eager_weights(self) -> list[np.ndarray]:
         """The values of the trainable variables of eager code that still exist."""
-        alive = [variable for variable in (known() for known in self.variables) if variable is not None]
-        eager = [variable for variable in alive if hasattr(variable.handle, "numpy")]
-        return [np.array(variable.numpy()) for variable in eager]
+        existing_variables = [
+            variable for variable in (reference() for reference in self.variables) if variable is not None
+        ]
+        eager_variables = [variable for variable in existing_variables if hasattr(variable.handle, "numpy")]
+        return [np.array(variable.numpy()) for variable in eager_variables]
 
     def _read_session_weights(self, session: Any, run: Any) -> list[np.ndarray]:
         import tensorflow as tf
@@ -120,14 +122,14 @@ class Recorder:
         try:
             old_weights = read_weights()
             result = call()
-            weights = read_weights()
+            new_weights = read_weights()
         finally:
             self.is_inside = False
-        if any(old.tobytes() != new.tobytes() for old, new in zip(old_weights, weights)):
+        if any(old_value.tobytes() != new_value.tobytes() for old_value, new_value in zip(old_weights, new_weights)):
             # If the step returns no scalars, the loss of its gradient tape is recorded.
             self.steps.append(_list_scalars(result) or _list_scalars(self.target))
             self.target = None
-            self.weights = weights
+            self.weights = new_weights
             if len(self.steps) >= self.max_steps:
                 self.store_steps()
                 raise SystemExit(0)
@@ -138,14 +140,14 @@ class Recorder:
         if self.is_stored or os.getpid() != world.get_world().process:
             return
         self.is_stored = True
-        figures = json.dumps(self.steps)
+        steps_json = json.dumps(self.steps)
         arrays: dict[str, Any] = {
             # Files of NumPy have no bfloat16. Its values, and those of smaller dtypes, are exact in float32.
             f"weight{index}": value.astype(np.float32) if value.dtype.kind == "V" else value
             for index, value in enumerate(self.weights)
         }
         with real_files.use_real_files():
-            np.savez(os.path.join(self.folder, f"rank-{world.get_world().rank}.npz"), figures=figures, **arrays)
+            np.savez(os.path.join(self.folder, f"rank-{world.get_world().rank}.npz"), figures=steps_json, **arrays)
 
 
 def _list_scalars(result: Any) -> list[float]:

@@ -31,7 +31,7 @@ def estimate_offset(rounds: Sequence[tuple[int, int, int]]) -> Offset:
 
     The fastest round is the most exact: the answer was given between sending and receiving (Cristian, 1989).
     """
-    sent, answered, received = min(rounds, key=lambda one: one[2] - one[0])
+    sent, answered, received = min(rounds, key=lambda clock_round: clock_round[2] - clock_round[0])
     middle = (sent + received) // 2
     return Offset(middle, answered - middle, (received - sent + 1) // 2)
 

@@ -58,14 +58,14 @@ def measure_input(data: Data) -> InputCost | None:
         used_before_pass = _measure_used()
         data.start_over()
         cost, _ = _measure_batches(data, used_before_pass)
-    elif cost is not None and (count := _count_batches_of_held_pass(data.dataset)):
-        before = _measure_used()
+    elif cost is not None and (pass_batches := _count_batches_of_held_pass(data.dataset)):
+        used_before = _measure_used()
         data.start_over()
         data.take()
         _await_idle()
         used = _measure_used()
-        seconds, read_bytes = used.seconds - before.seconds, used.bytes - before.bytes
-        cost = InputCost(cost.seconds + seconds / count, cost.bytes + read_bytes / count)
+        seconds, read_bytes = used.seconds - used_before.seconds, used.bytes - used_before.bytes
+        cost = InputCost(cost.seconds + seconds / pass_batches, cost.bytes + read_bytes / pass_batches)
     return cost
 
 

@@ -36,15 +36,17 @@ class Link:
 
     def __str__(self) -> str:
         first_hosts = list(self.hosts.items())[:3]
-        where = ", ".join(f"{ranks} rank{'s' if ranks > 1 else ''} on {host}" for host, ranks in first_hosts)
-        more = f" and {len(self.hosts) - 3} more hosts" if len(self.hosts) > 3 else ""
+        ranks_text = ", ".join(f"{ranks} rank{'s' if ranks > 1 else ''} on {host}" for host, ranks in first_hosts)
+        more_text = f" and {len(self.hosts) - 3} more hosts" if len(self.hosts) > 3 else ""
         day = time.strftime("%Y-%m-%d %H:%M", time.localtime(self.when))
         if self.disturbed:
             return (
-                f"{where}{more}: the measurement of {day} was disturbed by other work on the cores or the network, so "
-                "that gradients kept their initial buckets"
+                f"{ranks_text}{more_text}: the measurement of {day} was disturbed by other work on the cores or the "
+                "network, so that gradients kept their initial buckets"
             )
-        return f"{where}{more}: {self.start_up * 1e6:.1f} us a transfer and {1e-9 / self.byte:.3g} GB/s ({day})"
+        return (
+            f"{ranks_text}{more_text}: {self.start_up * 1e6:.1f} us a transfer and {1e-9 / self.byte:.3g} GB/s ({day})"
+        )
 
 
 def start_links() -> None:
@@ -60,8 +62,8 @@ def _store_measurement() -> None:
     link = Link(dict(Counter(world.get_world().hosts)), *measurement, time.time())
     try:
         path = str(_locate_file(link.hosts))
-        with real_files.use_real_files(), atomic.write_beside(path, make_folder=True) as place:
-            Path(place).write_text(json.dumps(asdict(link)))
+        with real_files.use_real_files(), atomic.write_beside(path, make_folder=True) as temporary_path:
+            Path(temporary_path).write_text(json.dumps(asdict(link)))
     except OSError as error:
         notes.print_note(f"the measured cost of transfers could not be stored for `matex info`: {error}")
 

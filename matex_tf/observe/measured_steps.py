@@ -98,12 +98,14 @@ class Measured:
     def note_batch(self, plan: Any, seconds: float, handle: Any) -> None:
         """A step has taken its batch from the iterator with this handle: note how to take more (`measure_input`)."""
         dataset = tags.get_tag(handle, _DATASET)
-        self._data = Data(dataset, lambda: plan.take_batch(handle), lambda one: plan.take_batch(one._iterator_resource))
+        self._data = Data(
+            dataset, lambda: plan.take_batch(handle), lambda iterator: plan.take_batch(iterator._iterator_resource)
+        )
 
     def note_batch_of_loop(self, iterator: Any, is_over: bool) -> None:
         """A loop in eager code has taken a batch from an iterator: note how to take more."""
         dataset = tags.get_tag(iterator._iterator_resource, _DATASET)
-        self._data = Data(dataset, lambda: next(iterator, None), lambda other: next(other, None))
+        self._data = Data(dataset, lambda: next(iterator, None), lambda other_iterator: next(other_iterator, None))
 
     def watch_updates(self) -> None:
         """Wait for enough updates, then end the process. Runs on a thread of its own.
@@ -149,9 +151,9 @@ class Measured:
             name = f"copy-{self.phantom.copy if me.is_phantom else me.rank}.npz"
             events, _ = records.read_events()
             with real_files.use_real_files():
-                file = Path(self.phantom.folder, name)
+                path = Path(self.phantom.folder, name)
                 np.savez(
-                    file.with_suffix(".part.npz"),
+                    path.with_suffix(".part.npz"),
                     events=events, labels=np.array(records.read_event_labels(), dtype=str),
                     base=self.base_bytes, peak=read_resident_bytes("VmHWM"), updates=ops.count_completed(ops.GRADIENTS),
                     has_tensorflow="tensorflow" in sys.modules, overlaps=bool(np.any(events["activity"] == _READY)),
@@ -160,7 +162,7 @@ class Measured:
                     called=np.array(self._step_ends, np.int64),
                     input=json.dumps(None if self.input is None else asdict(self.input)),
                 )  # fmt: skip
-                os.replace(file.with_suffix(".part.npz"), file)
+                os.replace(path.with_suffix(".part.npz"), path)
 
     def _count_cores(self) -> float:
         """The number of cores that this process has kept busy since its first update; NaN if the time is too short."""

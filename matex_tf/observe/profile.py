@@ -37,11 +37,12 @@ def start_profile() -> None:
     """Start, if `MATEX_PROFILE` or `matex run --profile` requests it. Collective."""
     if not settings.get_settings().profile:
         return
-    chosen = settings.get_settings().overlap
-    updates_overlap = chosen == "on" or (chosen == "auto" and overlap.is_usual())
+    overlap_setting = settings.get_settings().overlap
+    updates_overlap = overlap_setting == "on" or (overlap_setting == "auto" and overlap.is_usual())
     link = records.measure_transfer(updates_overlap)
-    measured = records.get_last_measurement()  # the same two numbers, and whether other work disturbed the measurement
-    disturbed = measured is not None and measured[2]
+    # The same two numbers, and whether other work disturbed the measurement.
+    measurement = records.get_last_measurement()
+    is_disturbed = measurement is not None and measurement[2]
     if settings.get_settings().timeline == "":  # a timeline also records totals
         records.set_recording(records.TOTALS)
 
@@ -49,7 +50,7 @@ def start_profile() -> None:
         with ops.announce_exchange("putting the profile together"):
             totals_of_ranks = world.get_communicator("control").gather(records.read_totals())
         if totals_of_ranks is not None:
-            terminal.write_text(format_table(totals_of_ranks, world.get_world().hosts, link, disturbed))
+            terminal.write_text(format_table(totals_of_ranks, world.get_world().hosts, link, is_disturbed))
 
     shutdown.at_end.append(finish_profile)
 
@@ -68,24 +69,24 @@ def format_table(
         link: measured seconds to start a transfer, and for each byte; None: not measured.
         disturbed: whether other work disturbed that measurement.
     """
-    by_place: dict[str, list[records.Totals]] = {}
+    totals_by_place: dict[str, list[records.Totals]] = {}
     for update in (update for totals in ranks for update in totals):
-        by_place.setdefault(update.place, []).append(update)
-    shown = {  # updates with steps on all ranks
+        totals_by_place.setdefault(update.place, []).append(update)
+    shown_totals = {  # updates with steps on all ranks
         place: totals
-        for place, totals in by_place.items()
+        for place, totals in totals_by_place.items()
         if len(totals) == len(ranks) and all(update.updates and update.steps for update in totals)
     }
-    if not shown:
+    if not shown_totals:
         return "matex_tf: no profile: too few training steps (the first ones of each update do not count)\n"
-    width = max(len("update"), *map(len, shown))
-    names = "".join(f"{name:>9}" for name in _Columns._fields) + "      MiB     GB/s" + ("  of link" if link else "")
-    count = f"{len(ranks)} ranks on {len(set(hosts))} host{'s' if len(set(hosts)) > 1 else ''}"
+    width = max(len("update"), *map(len, shown_totals))
+    headings = "".join(f"{name:>9}" for name in _Columns._fields) + "      MiB     GB/s" + ("  of link" if link else "")
+    ranks_text = f"{len(ranks)} ranks on {len(set(hosts))} host{'s' if len(set(hosts)) > 1 else ''}"
     lines = [
-        f"matex_tf: profile of {count}; milliseconds a step, means over steps and ranks",
-        f"{'update':{width}}{'steps':>8}{names}",
+        f"matex_tf: profile of {ranks_text}; milliseconds a step, means over steps and ranks",
+        f"{'update':{width}}{'steps':>8}{headings}",
     ]
-    for place, totals in shown.items():
+    for place, totals in shown_totals.items():
         means = [sum(column) / len(column) for column in zip(*map(_compute_columns, totals))]
         lines.append(
             f"{place:{width}}{totals[0].steps:8}"
@@ -93,11 +94,11 @@ def format_table(
             + _format_speed(totals, link)
         )
     lines += _describe_pulls(ranks)
-    lines += _describe_imbalance(ranks, set(shown), hosts)
+    lines += _describe_imbalance(ranks, set(shown_totals), hosts)
     if link is not None:
-        speed = f"{link[0] * 1e6:.1f} us a transfer and {_format_rate(1, link[1])} GB/s"
+        link_text = f"{link[0] * 1e6:.1f} us a transfer and {_format_rate(1, link[1])} GB/s"
         doubt = " (disturbed by other work: unreliable)" if disturbed else ""
-        lines.append(f"link, as measured at the start: {speed}{doubt}")
+        lines.append(f"link, as measured at the start: {link_text}{doubt}")
     return "\n".join(lines) + "\n"
 
 
@@ -116,29 +117,35 @@ def _compute_columns(totals: records.Totals) -> _Columns:
 
 def _format_speed(totals: Sequence[records.Totals], link: tuple[float, float] | None) -> str:
     """MiB of an update, GB/s of its sum, and that speed relative to the link's, if the link was measured."""
-    sent, seconds = sum(rank.bytes for rank in totals), sum(rank.transfer for rank in totals) / 1e9
-    updates = sum(rank.updates for rank in totals)
-    speed = f"{sent / updates / 2**20:9.2f}{_format_rate(sent, seconds):>9}"
+    sent_bytes, seconds = (
+        sum(rank_totals.bytes for rank_totals in totals),
+        sum(rank_totals.transfer for rank_totals in totals) / 1e9,
+    )
+    updates = sum(rank_totals.updates for rank_totals in totals)
+    speed = f"{sent_bytes / updates / 2**20:9.2f}{_format_rate(sent_bytes, seconds):>9}"
     if link is None:
         return speed
-    link_seconds = sum(rank.transfers for rank in totals) * link[0] + sent * link[1]
+    link_seconds = sum(rank_totals.transfers for rank_totals in totals) * link[0] + sent_bytes * link[1]
     return f"{speed}{link_seconds / seconds if seconds else 0.0:9.0%}"
 
 
 def _describe_pulls(ranks: Sequence[Sequence[records.Totals]]) -> list[str]:
     """The time of new weights that arrive during the computation of the next step."""
-    pulling = [update for totals in ranks for update in totals if update.pulled]
-    if not pulling:
+    pulling_totals = [update for totals in ranks for update in totals if update.pulled]
+    if not pulling_totals:
         return []
-    sent, nanoseconds = sum(update.pulled for update in pulling), sum(update.pull for update in pulling)
-    updates = sum(update.updates for update in pulling)
-    size, speed = sent / updates / 2**20, _format_rate(sent, nanoseconds / 1e9)
+    sent_bytes, nanoseconds = (
+        sum(update.pulled for update in pulling_totals),
+        sum(update.pull for update in pulling_totals),
+    )
+    updates = sum(update.updates for update in pulling_totals)
+    size, speed = sent_bytes / updates / 2**20, _format_rate(sent_bytes, nanoseconds / 1e9)
     milliseconds = nanoseconds / updates / 1e6
     return [f"new weights: {size:.2f} MiB in {milliseconds:.2f} ms ({speed} GB/s), while the next step computes"]
 
 
-def _format_rate(sent: float, seconds: float) -> str:
-    return f"{sent / seconds / 1e9:.2f}" if seconds > 0 else "-"
+def _format_rate(sent_bytes: float, seconds: float) -> str:
+    return f"{sent_bytes / seconds / 1e9:.2f}" if seconds > 0 else "-"
 
 
 def _describe_imbalance(ranks: Sequence[Sequence[records.Totals]], places: set[str], hosts: Sequence[str]) -> list[str]:
@@ -148,12 +155,15 @@ def _describe_imbalance(ranks: Sequence[Sequence[records.Totals]], places: set[s
     steps = {}
     for rank, totals in enumerate(ranks):
         columns = [_compute_columns(update) for update in totals if update.place in places]
-        milliseconds = [(one.compute, one.waiting, one.exposed + one.other) for one in columns]
+        milliseconds = [
+            (update_columns.compute, update_columns.waiting, update_columns.exposed + update_columns.other)
+            for update_columns in columns
+        ]
         steps[rank] = balance.Step(*(sum(column) / 1e3 for column in zip(*milliseconds)))
-    found = balance.find_slowest(steps)
-    if found is None:
+    slowest_and_delay = balance.find_slowest(steps)
+    if slowest_and_delay is None:
         return [balance.BALANCED]
-    slowest, delay = found
+    slowest, delay = slowest_and_delay
     text = f"the others wait {delay * 1e3:.2f} ms more in each step than it does"
     share = delay / steps[slowest].whole
     lines = [f"rank {slowest} ({hosts[slowest]}) is waited for: {text}, {share:.0%} of the step"]

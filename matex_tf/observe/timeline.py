@@ -97,9 +97,9 @@ class Timeline:
         self.is_over = True
         me, communicator = world.get_world(), world.get_communicator("control")
         ends = self.clocks.measure_offsets()
-        events, dropped = records.read_events()
+        events, dropped_count = records.read_events()
         own_part = self._format_own_part(events, ends)
-        dropped_by_rank = communicator.gather(dropped)
+        dropped_by_rank = communicator.gather(dropped_count)
         if me.rank > 0:
             communicator.send(own_part, 0)
             return
@@ -111,11 +111,11 @@ class Timeline:
                 pass
             terminal.write_text(f"matex_tf: the timeline could not be written to {self.path}: {error.strerror}\n")
             return
-        limit = ""
+        limit_text = ""
         if any(dropped_by_rank):
-            limit = f"; of {sum(map(bool, dropped_by_rank))} ranks only the last {CAPACITY} events"
+            limit_text = f"; of {sum(map(bool, dropped_by_rank))} ranks only the last {CAPACITY} events"
         notes.print_note(
-            f"the timeline is in {self.path}{limit}: open it at https://ui.perfetto.dev or chrome://tracing"
+            f"the timeline is in {self.path}{limit_text}: open it at https://ui.perfetto.dev or chrome://tracing"
         )
 
     def write_part(self) -> None:
@@ -126,9 +126,9 @@ class Timeline:
         me = world.get_world()
         stem, extension = os.path.splitext(self.path)
         path = f"{stem}.rank-{me.rank}{extension}"
-        events, dropped = records.read_events()
+        events, dropped_count = records.read_events()
         own_part = self._format_own_part(events, self.offsets)
-        write_file(path, [own_part], self._make_remarks([dropped], self.offsets))
+        write_file(path, [own_part], self._make_remarks([dropped_count], self.offsets))
         terminal.write_text(f"matex_tf: the timeline of rank {me.rank} up to here is in {path}\n")
 
     def _format_own_part(self, events: np.ndarray, ends: Sequence[clocks.Offset]) -> str:
@@ -138,7 +138,7 @@ class Timeline:
         times = clocks.convert_to_rank_0_time(times, self.offsets[me.rank], ends[me.rank]) - self.zero
         return format_part(events, records.read_event_labels(), me.rank, me.host, times)
 
-    def _make_remarks(self, dropped: Sequence[int], ends: Sequence[clocks.Offset]) -> dict[str, Any]:
+    def _make_remarks(self, dropped_by_rank: Sequence[int], ends: Sequence[clocks.Offset]) -> dict[str, Any]:
         hosts = world.get_world().hosts
         clock_offsets = {
             hosts[rank]: f"{(end.ahead - start.ahead) / 1e3:+.1f} us from start to end; known to "
@@ -146,14 +146,18 @@ class Timeline:
             for rank, (start, end) in enumerate(zip(self.offsets, ends))
             if start.at  # 0: rank 0's own clock
         }
-        return {"clock": "that of rank 0", "clocks of other hosts": clock_offsets, "events not kept": list(dropped)}
+        return {
+            "clock": "that of rank 0",
+            "clocks of other hosts": clock_offsets,
+            "events not kept": list(dropped_by_rank),
+        }
 
 
 def write_file(path: str, parts: Iterable[str], remarks: dict[str, Any]) -> None:
     """Write the parts of the ranks to the file `path`, atomically."""
-    with real_files.use_real_files(), atomic.write_beside(path) as place, open(place, "w") as file:
+    with real_files.use_real_files(), atomic.write_beside(path) as temporary_path, open(temporary_path, "w") as file:
         file.write('{"traceEvents": [')
-        file.writelines((",\n" if number else "\n") + text for number, text in enumerate(parts))
+        file.writelines((",\n" if part_number else "\n") + part for part_number, part in enumerate(parts))
         file.write(f'],\n"displayTimeUnit": "ms",\n"otherData": {json.dumps(remarks)}}}\n')
 
 
@@ -197,8 +201,8 @@ def list_bars(events: np.ndarray, labels: Sequence[str], times: np.ndarray) -> I
     exposed = [(begin, end) for kind, begin, end in zip(kinds, begins, ends) if kind == "exposed"]
     gaps: list[tuple[int, int]] = []  # since the last update
     is_step = False
-    for kind, lane, begin, end, number, size in zip(kinds, lanes, begins, ends, label_numbers, sizes):
-        label = labels[number] if number >= 0 else ""
+    for kind, lane, begin, end, label_number, size in zip(kinds, lanes, begins, ends, label_numbers, sizes):
+        label = labels[label_number] if label_number >= 0 else ""
         if kind == "gap":
             gaps.append((begin, end))
         elif kind == "between steps":  # a mark at a pause, such as the end of an epoch

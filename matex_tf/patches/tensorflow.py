@@ -43,9 +43,9 @@ def _wrap_capture(original: Any) -> Any:
     """
 
     def capture(self, tensor, *args, **kwargs):
-        outer = self.outer_graph
-        if order.is_handle(tensor) and outer.building_function:
-            tensor = outer.capture(tensor)
+        outer_graph = self.outer_graph
+        if order.is_handle(tensor) and outer_graph.building_function:
+            tensor = outer_graph.capture(tensor)
         return original(self, tensor, *args, **kwargs)
 
     return capture
@@ -104,8 +104,8 @@ def _wrap_from_func_graph(original: Any) -> Any:
     from tensorflow.python.eager.polymorphic_function import attributes
 
     def from_func_graph(name, graph, attrs, *args, **kwargs):
-        compiles = (attrs or {}).get(attributes.XLA_COMPILE)  # a bool, TensorFlow's AttrValue, or None
-        if getattr(compiles, "b", compiles):
+        xla_option = (attrs or {}).get(attributes.XLA_COMPILE)  # a bool, TensorFlow's AttrValue, or None
+        if getattr(xla_option, "b", xla_option):
             why = xla.find_obstacle({node.op for node in graph_ops.iterate_nodes(graph)})
             if why:
                 notes.print_note(

@@ -51,10 +51,10 @@ class Writer:
         self._wakes.put(None)  # the signal may have interrupted `write` before its own wake-up
         self._await_orders(0)
 
-    def _await_orders(self, number: int) -> None:
+    def _await_orders(self, max_orders: int) -> None:
         """Wait until at most this number of states is queued. Other ranks may wait for this rank meanwhile."""
         with watchdog.excuse_wait(f"saving the state of the run to {self.folder.path}", watchdog.SAVING_FACTOR):
-            while len(self._orders) > number:
+            while len(self._orders) > max_orders:
                 time.sleep(_TICK)
 
     def _write_orders(self) -> None:

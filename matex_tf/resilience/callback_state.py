@@ -35,18 +35,18 @@ def find_large(callbacks: Sequence[Any]) -> dict[tuple[int, str], tuple[int, int
     }
 
 
-def copy_states(callbacks: Sequence[Any], unchanged: dict[Any, Any]) -> list[tuple[str, dict[str, Any]]]:
+def copy_states(callbacks: Sequence[Any], large_arrays: dict[Any, Any]) -> list[tuple[str, dict[str, Any]]]:
     """The class name and the plain attributes of each callback; values are not copied.
 
-    unchanged: the result of `find_large` at the start of training. Large arrays that are the same objects with the
+    large_arrays: the result of `find_large` at the start of training. Large arrays that are the same objects with the
         same content are omitted.
     """
     states = []
     for index, callback in enumerate(callbacks):
         state = {}
         for name, value in _list_attributes(callback):
-            at_start = unchanged.get((index, name))
-            if at_start is not None and at_start == (id(value), ops.hash_content(value)):
+            identity_at_start = large_arrays.get((index, name))
+            if identity_at_start is not None and identity_at_start == (id(value), ops.hash_content(value)):
                 continue
             if serialization.is_plain(value):
                 state[name] = value
@@ -55,18 +55,18 @@ def copy_states(callbacks: Sequence[Any], unchanged: dict[Any, Any]) -> list[tup
 
 
 def _list_attributes(callback: Any) -> list[tuple[str, Any]]:
-    only = _ONLY.get(type(callback).__name__)
+    saved_names = _ONLY.get(type(callback).__name__)
     return [
         (name, value)
         for name, value in list(vars(callback).items())
-        if name not in _EXCLUDED and (only is None or name in only)
+        if name not in _EXCLUDED and (saved_names is None or name in saved_names)
     ]
 
 
 def restore_states(callbacks: Sequence[Any], saved: Sequence[tuple[str, dict[str, Any]]]) -> None:
     """Restore the saved attributes of each callback, by position. A callback of another class stays unchanged."""
-    for callback, (kind, state) in zip(callbacks, saved):
-        if type(callback).__name__ == kind:
+    for callback, (class_name, state) in zip(callbacks, saved):
+        if type(callback).__name__ == class_name:
             for name, value in state.items():
                 vars(callback)[name] = serialization.restore_value(vars(callback).get(name), value)
 
@@ -75,10 +75,10 @@ def list_unsaved_attributes(callbacks: Sequence[Any]) -> list[str]:
     """Attributes of the script's own callbacks that cannot be saved, as text for a message."""
     texts = []
     for callback in callbacks:
-        kind = type(callback)
-        if kind.__name__ == "LambdaCallback":
+        callback_class = type(callback)
+        if callback_class.__name__ == "LambdaCallback":
             texts.append("the state in the functions of a LambdaCallback")
-        if kind.__module__.startswith(_LIBRARIES):
+        if callback_class.__module__.startswith(_LIBRARIES):
             continue
         names = [
             name
@@ -86,7 +86,7 @@ def list_unsaved_attributes(callbacks: Sequence[Any]) -> list[str]:
             if not callable(value) and not serialization.is_plain(value)
         ]
         if names:
-            texts.append(f"{', '.join(names)} of {kind.__name__}")
+            texts.append(f"{', '.join(names)} of {callback_class.__name__}")
     return texts
 
 
@@ -104,7 +104,7 @@ def continue_logs(callbacks: Sequence[Any], sizes: Sequence[int | None], has_lin
 
     Returns the callbacks that would overwrite their files: their `append` is True until `leave_logs`.
     """
-    changed = []
+    changed_callbacks = []
     for callback, size in zip(callbacks, sizes):
         path = _find_log(callback)
         if path is None or size is None or not (callback.append or has_lines):
@@ -113,13 +113,13 @@ def continue_logs(callbacks: Sequence[Any], sizes: Sequence[int | None], has_lin
             os.truncate(path, size)
         if not callback.append:
             callback.append = True
-            changed.append(callback)
-    return changed
+            changed_callbacks.append(callback)
+    return changed_callbacks
 
 
-def leave_logs(changed: Sequence[Any]) -> None:
+def leave_logs(changed_callbacks: Sequence[Any]) -> None:
     """After the call of `fit`: let the callbacks that `continue_logs` has changed overwrite their files again."""
-    for callback in changed:
+    for callback in changed_callbacks:
         callback.append, callback.append_header = False, True  # Keras sets `append_header` only if `append` is True
 
 

@@ -7,7 +7,7 @@ train none of them. `Fit` is a call of `fit` with its saved state; a table in `f
 
 1. `_wrap_source` notes the data source of the call of `fit`.
 2. Ended epochs are skipped by `_skip_epoch`, which `skip_epochs` (Keras 3) or `_wrap_epochs` (Keras 2) calls.
-3. Steps of the interrupted epoch are skipped by `_find_step`, which `_wrap_epoch_steps` (Keras 3) or `_wrap_steps`
+3. Steps of the interrupted epoch are skipped by `_resume_steps`, which `_wrap_epoch_steps` (Keras 3) or `_wrap_steps`
    (Keras 2) calls. Then training continues.
 """
 
@@ -60,23 +60,23 @@ def _skip_epoch(fit: Fit, steps: Iterator[tuple[Any, int]]) -> None:
     """
     takes_batches = source_data.has_position(fit.source, fit.calls_python)
     with fit.source.catch_stop_iteration(), fit.skip_data():
-        for iterator, count in steps:
-            _skip_step(fit, iterator, count, takes_batches)
+        for iterator, batch_count in steps:
+            _skip_step(fit, iterator, batch_count, takes_batches)
 
 
-def _skip_step(fit: Fit, iterator: Any, count: int, takes_batches: bool = True) -> None:
-    """Skip a step of `count` batches. `takes_batches`: take its batches from the iterator.
+def _skip_step(fit: Fit, iterator: Any, batch_count: int, takes_batches: bool = True) -> None:
+    """Skip a step of `batch_count` batches. `takes_batches`: take its batches from the iterator.
 
     If some saved variables exist only after a training step, the first skipped step is trained. `Fit.restore` then
     replaces all its results.
     """
     if fit.lacks_variables and not fit.has_created_variables:
         fit.has_created_variables = True
-        batches = source_data.take_batches(iterator, count)
+        batches = source_data.take_batches(iterator, batch_count)
         fit.model.train_function(source_data.make_iterator(batches, iterator.element_spec))
         fit.restore()
     elif takes_batches:
-        source_data.take_batches(iterator, count)
+        source_data.take_batches(iterator, batch_count)
 
 
 def skip_epochs(fit: Fit) -> None:
@@ -88,7 +88,9 @@ def skip_epochs(fit: Fit) -> None:
     fit.seeks_step = fit.is_resumed
 
 
-def _find_step(fit: Fit, steps: Iterator[Any], describe: Callable[[Any], tuple[int, Any, int]]) -> Iterator[Any]:
+def _resume_steps(
+    fit: Fit, steps: Iterator[Any], describe_step: Callable[[Any], tuple[int, Any, int]]
+) -> Iterator[Any]:
     """Skip the steps before the saved position, restore the state, and yield the remaining steps of the epoch.
 
     Possibly no step remains: if the length of the epoch is unknown, a state may be saved after its last step. But Keras
@@ -97,21 +99,21 @@ def _find_step(fit: Fit, steps: Iterator[Any], describe: Callable[[Any], tuple[i
 
     Args:
         steps: all steps of the epoch, as Keras yields them.
-        describe: returns a step's number in the epoch, its iterator, and its number of batches.
+        describe_step: returns a step's number in the epoch, its iterator, and its number of batches.
     """
     fit.seeks_step, last_skipped = False, None
     for step in steps:
-        number, iterator, count = describe(step)
+        number, iterator, batch_count = describe_step(step)
         if number < fit.step:
             with fit.skip_data():
-                _skip_step(fit, iterator, count)
+                _skip_step(fit, iterator, batch_count)
             last_skipped = step
             continue
         is_first = fit.is_before_saved_step and last_skipped is not None  # the first step after skipped ones
         if is_first and not source_data.has_length(fit.source):
             # Only taking the batches shows whether there is a further step. This step then trains these batches. At the
             # end of the data, the last step is repeated, and then `step` finds the end again: Keras ends the epoch.
-            next_batches = _take_next_batches(iterator, count)
+            next_batches = _take_next_batches(iterator, batch_count)
             if next_batches is None:
                 yield _repeat_last_step(fit, last_skipped)
             else:
@@ -122,12 +124,12 @@ def _find_step(fit: Fit, steps: Iterator[Any], describe: Callable[[Any], tuple[i
         yield _repeat_last_step(fit, last_skipped)
 
 
-def _take_next_batches(iterator: Any, count: int) -> Any:
+def _take_next_batches(iterator: Any, batch_count: int) -> Any:
     """An iterator over the batches of the next step; None at the end of the data."""
     import tensorflow as tf
 
     try:
-        batches = source_data.take_batches(iterator, count)
+        batches = source_data.take_batches(iterator, batch_count)
     except tf.errors.OutOfRangeError:
         return None
     return source_data.make_iterator(batches, iterator.element_spec)
@@ -141,7 +143,7 @@ def _repeat_last_step(fit: Fit, last_skipped: Any) -> Any:
 
 def _feed_next_step(model: Any, batches: Any) -> None:
     """Let the next step train the iterator `batches`, because they are already taken from the iterator of the epoch."""
-    _replace_next_step(model, lambda function: function(batches))
+    _replace_next_step(model, lambda train_function: train_function(batches))
 
 
 def _replace_next_step(model: Any, replacement: Callable[[Any], Any]) -> None:
@@ -149,13 +151,13 @@ def _replace_next_step(model: Any, replacement: Callable[[Any], Any]) -> None:
 
     That call puts the original function back, ignores the iterator, and returns `replacement(original function)`.
     """
-    function = model.train_function
+    train_function = model.train_function
 
-    def call(_: Any) -> Any:
-        model.train_function = function
-        return replacement(function)
+    def call_replacement(_: Any) -> Any:
+        model.train_function = train_function
+        return replacement(train_function)
 
-    model.train_function = call
+    model.train_function = call_replacement
 
 
 @HOOKS.replace_in(_IF_HOOK_MISSING, "trainers.epoch_iterator:EpochIterator._enumerate_iterator")
@@ -167,7 +169,7 @@ def _wrap_epoch_steps(original: Any) -> Any:
         if fit is None or not fit.seeks_step:
             yield from original(self)
             return
-        yield from _find_step(fit, original(self), lambda step: (step[0], step[2], self.steps_per_execution))
+        yield from _resume_steps(fit, original(self), lambda step: (step[0], step[2], self.steps_per_execution))
 
     return _enumerate_iterator
 
@@ -207,6 +209,6 @@ def _wrap_steps(original: Any) -> Any:
         if fit is None or not fit.seeks_step:
             yield from original(self)
             return
-        yield from _find_step(fit, original(self), lambda step: (step, fit.iterator, self.step_increment + 1))
+        yield from _resume_steps(fit, original(self), lambda step: (step, fit.iterator, self.step_increment + 1))
 
     return steps

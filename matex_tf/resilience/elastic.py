@@ -40,7 +40,7 @@ def enable_attempts() -> None:
         events.world_changed.add_listener(overlay.take_over_files)
 
 
-def attempt_work(what: str, work: Callable[[], Any], undo: Callable[[], None] | None = None) -> Any:
+def attempt_work(description: str, work: Callable[[], Any], undo: Callable[[], None] | None = None) -> Any:
     """Call `work` until all surviving ranks have completed it; returns its result. Collective.
 
     1. Each rank calls `work`. If MPI fails in it, other ranks may wait for the lost rank without end. So the rank
@@ -56,7 +56,7 @@ def attempt_work(what: str, work: Callable[[], Any], undo: Callable[[], None] | 
     Within another attempt, and in other threads, `work` is just called: the outer attempt handles its errors.
 
     Args:
-        what: a description of the work, for messages.
+        description: a description of the work, for messages.
         work: collectives, and computations that may be repeated after `undo`.
         undo: restores the state before `work`; None if there is nothing to restore.
 
@@ -74,7 +74,7 @@ def attempt_work(what: str, work: Callable[[], Any], undo: Callable[[], None] | 
             attempt = _attempt_once(work)
             if attempt.is_done:
                 return attempt.result
-            _shrink_world(what, attempt.error)
+            _shrink_world(description, attempt.error)
             _undo_attempt(undo)
     except errors.LostRankError as error:
         excepthook.end_for_loss(error)
@@ -134,12 +134,12 @@ def _undo_attempt(undo: Callable[[], None] | None) -> None:
     while True:
         if undo is not None:
             undo()
-        restoring = _attempt_once(piece_copies.restore_lost)
-        if restoring.is_done:
-            assign_values = restoring.result
+        attempt = _attempt_once(piece_copies.restore_lost)
+        if attempt.is_done:
+            assign_values = attempt.result
             assign_values()
             return
-        _shrink_world("restoring the pieces of lost ranks", restoring.error)
+        _shrink_world("restoring the pieces of lost ranks", attempt.error)
 
 
 def _is_done_by_all(is_done: bool, may_forget: bool) -> tuple[bool, bool]:
@@ -147,16 +147,18 @@ def _is_done_by_all(is_done: bool, may_forget: bool) -> tuple[bool, bool]:
     if is_done:
         return world.agree_on_success(is_done, may_forget)
     # This rank has revoked all communicators, also the watchdog's. So the wait has a time limit of its own.
-    me, what = world.get_world(), "knows of a lost rank, and waits for the other ranks' agreement to continue"
-    with time_limit.limit_wait(me.rank, me.size, what, end=lambda: shutdown.abort_all_ranks(exit_codes.EXIT_STALLED)):
+    me, activity = world.get_world(), "knows of a lost rank, and waits for the other ranks' agreement to continue"
+    with time_limit.limit_wait(
+        me.rank, me.size, activity, end=lambda: shutdown.abort_all_ranks(exit_codes.EXIT_STALLED)
+    ):
         return world.agree_on_success(is_done, may_forget)
 
 
-def _shrink_world(what: str, error: Exception | None) -> None:
+def _shrink_world(description: str, error: Exception | None) -> None:
     """Shrink the world to the surviving ranks, and update all objects that depend on it. Collective among them.
 
     Args:
-        what: the work that a loss interrupted, for messages.
+        description: the work that a loss interrupted, for messages.
         error: its error on this rank.
 
     Raises:
@@ -168,7 +170,7 @@ def _shrink_world(what: str, error: Exception | None) -> None:
     watchdog.stop_watching()
     survivors = world.shrink_world()
     if len(survivors) == len(old_hosts):
-        raise errors.RankError(f"MPI failed in {what}, though no rank was lost: {error}") from error
+        raise errors.RankError(f"MPI failed in {description}, though no rank was lost: {error}") from error
     # Ranks may have completed different numbers of collectives. All continue with the largest ones.
     ops.restart_engine(lambda numbers: list(map(max, zip(*world.get_world().life.allgather(numbers)))))
     watchdog.start_watching()
@@ -187,10 +189,10 @@ def _shrink_world(what: str, error: Exception | None) -> None:
         # A thread may have started since `_find_obstacle`.
         if settings.get_settings().output != "all" and (obstacle := _find_thread_at_work()):
             raise membership.make_loss_error(f"the first rank was lost, and {obstacle}")
-    lost = {rank: host for rank, host in enumerate(old_hosts) if rank not in survivors and rank not in reported}
+    lost_hosts = {rank: host for rank, host in enumerate(old_hosts) if rank not in survivors and rank not in reported}
     reported.clear()
-    if lost and me.rank == 0:
-        report_loss(lost, len(survivors), f"at: {what}")
+    if lost_hosts and me.rank == 0:
+        report_loss(lost_hosts, len(survivors), f"at: {description}")
 
 
 def _find_obstacle() -> str:
@@ -215,24 +217,24 @@ def _find_thread_at_work() -> str:
 
 def _flush_files() -> None:
     """Flush Python's open files: after all ranks have ended, no other rank could write their content."""
-    for value in gc.get_objects():
-        is_buffer = issubclass(type(value), (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom))
-        if is_buffer and terminal.is_open(value):
+    for tracked_object in gc.get_objects():
+        is_buffer = issubclass(type(tracked_object), (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom))
+        if is_buffer and terminal.is_open(tracked_object):
             with contextlib.suppress(OSError, ValueError):  # Python retries at exit
-                value.flush()
+                tracked_object.flush()
 
 
-def report_loss(lost_hosts: dict[int, str], survivors: int, where: str) -> None:
+def report_loss(lost_hosts: dict[int, str], survivors: int, position: str) -> None:
     """Report lost ranks.
 
     Args:
         lost_hosts: the host of each lost rank.
         survivors: the number of ranks that continue.
-        where: the end of the message: the place in the run.
+        position: the end of the message: the place in the run.
     """
     if settings.get_settings().quiet:
         return
     names = [f"{rank} ({host})" for rank, host in lost_hosts.items()]
-    lost, them = (f"rank {names[0]} is", "it") if len(names) == 1 else (f"ranks {', '.join(names)} are", "them")
-    go_on = "1 rank goes on" if survivors == 1 else f"{survivors} go on"
-    terminal.write_text(f"matex_tf: {lost} lost; {go_on} without {them}, {where}\n")
+    lost_text, pronoun = (f"rank {names[0]} is", "it") if len(names) == 1 else (f"ranks {', '.join(names)} are", "them")
+    survivors_text = "1 rank goes on" if survivors == 1 else f"{survivors} go on"
+    terminal.write_text(f"matex_tf: {lost_text} lost; {survivors_text} without {pronoun}, {position}\n")

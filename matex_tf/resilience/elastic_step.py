@@ -43,27 +43,27 @@ def _attempt_step(step: plan.StepPlan, compute: plan.Compute, arguments: Sequenc
             if hasattr(argument, "_iterator_resource"):  # an iterator, not a dataset
                 iterators += _list_iterators(argument)
     replays = list(map(replay.find_replay, iterators))
-    for iterator in replays:
-        iterator.keep()
+    for replayed_iterator in replays:
+        replayed_iterator.keep()
     step.pieces.prepare()  # after this, variables in pieces are saved as pieces
     undo.save()
 
     def go_back() -> None:
         undo.restore()
-        for iterator in replays:
-            iterator.go_back()
+        for replayed_iterator in replays:
+            replayed_iterator.go_back()
 
     # `compute` gets the handle of each replay, by the id of the original handle that it replaces.
     def work() -> Any:
-        return compute({id(iterator.source): iterator.handle for iterator in replays})
+        return compute({id(replayed_iterator.source): replayed_iterator.handle for replayed_iterator in replays})
 
     return elastic.attempt_work(step.place, work, go_back)
 
 
 def _list_iterators(iterator: Any) -> list[Any]:
     """`iterator`, and the iterator over this rank's rows if its batches are shared: a step may take from both."""
-    shared = batches.find_shared_batches(iterator)
-    return [iterator, *([shared.iterator] if hasattr(shared, "iterator") else [])]
+    shared_batches = batches.find_shared_batches(iterator)
+    return [iterator, *([shared_batches.iterator] if hasattr(shared_batches, "iterator") else [])]
 
 
 class Undo:
@@ -129,9 +129,9 @@ def _find_obstacle(step: plan.StepPlan, inner_ops: Sequence[Any]) -> str:
             restorable.add(id(handle))
     # ... and the iterator of the source op, if no other op uses it.
     if step.source is not None:
-        source = step.source.inputs[0]
-        if not any(source is tensor for op in inner_ops for tensor in op.inputs):
-            restorable.add(id(source))
+        source_iterator = step.source.inputs[0]
+        if not any(source_iterator is tensor for op in inner_ops for tensor in op.inputs):
+            restorable.add(id(source_iterator))
     if any(id(handle) not in restorable for handle in whole_code.list_written(graph)):
         return (
             "changes state that cannot be restored: a variable passed as an argument, an iterator not passed as one, "

@@ -31,11 +31,11 @@ def install() -> None:
     events.step_trained.add_listener(_note_trained)
 
 
-def _notify(model: Any, what: str, *args: Any) -> None:
-    """Call the method `what` of the running call of `fit`, if it trains `model` and its state is saved."""
-    current = find_current()
-    if current is not None and current.model is model:
-        getattr(current, what)(*args)
+def _notify(model: Any, method_name: str, *args: Any) -> None:
+    """Call the method `method_name` of the running call of `fit`, if it trains `model` and its state is saved."""
+    fit = find_current()
+    if fit is not None and fit.model is model:
+        getattr(fit, method_name)(*args)
 
 
 def _note_trained(plan: Any) -> None:
@@ -46,8 +46,8 @@ def _note_trained(plan: Any) -> None:
             "a restart restores only calls of fit; a loop of the script's own starts over, unless the script itself "
             "saves and restores it"
         )
-    elif (current := find_current()) is not None:
-        current.note_trained(plan)
+    elif (fit := find_current()) is not None:
+        fit.note_trained(plan)
 
 
 # The hook on fit
@@ -65,22 +65,22 @@ def _wrap_fit(original: Any) -> Any:
             with is_nested.set():
                 return original(self, *args, **kwargs)
         initial_epoch = getattr(self, "_initial_epoch", None)  # of Keras 3; `_resume_training` changes it
-        current = Fit(run, self)
+        current_fit = Fit(run, self)
         try:
             arguments = _bind_by_name(signature, signature.bind(self, *args, **kwargs))
-            current.first_epoch = arguments.get("initial_epoch", 0)
+            current_fit.first_epoch = arguments.get("initial_epoch", 0)
             # Python code of the script may draw random numbers for each batch. `Fit.skip_data` notes the generators.
-            current.calls_python = source_data.is_made_by_python(arguments.get("x"))
-            if current.is_over:
-                return _skip_call(original, current, arguments)
-            if current.saved is not None and _is_keras3(self):
-                arguments["initial_epoch"] = current.epoch  # Keras 2: see `data_hooks._wrap_epochs`
+            current_fit.calls_python = source_data.is_made_by_python(arguments.get("x"))
+            if current_fit.is_over:
+                return _skip_call(original, current_fit, arguments)
+            if current_fit.saved is not None and _is_keras3(self):
+                arguments["initial_epoch"] = current_fit.epoch  # Keras 2: see `data_hooks._wrap_epochs`
             history = original(**arguments)
-            current.end_fit(history)
+            current_fit.end_fit(history)
             return history
         finally:
-            current.close_fit()
-            if current.saved is not None and _is_keras3(self):
+            current_fit.close_fit()
+            if current_fit.saved is not None and _is_keras3(self):
                 self._initial_epoch = initial_epoch
 
     return fit
@@ -99,13 +99,13 @@ def _is_keras3(model: Any) -> bool:
     return hasattr(model, "_symbolic_build")
 
 
-def _skip_call(original: Any, current: Fit, arguments: dict[str, Any]) -> Any:
+def _skip_call(original: Any, fit: Fit, arguments: dict[str, Any]) -> Any:
     """Skip a call that had ended: build its variables, advance its data, and restore its final state."""
     callbacks = arguments.get("callbacks")
     arguments.update(callbacks=None, verbose=0, validation_data=None)
-    if _is_keras3(current.model):
-        arguments.update(epochs=current.epoch, initial_epoch=current.epoch)  # no epoch: `skip_epochs` advances data
-    return current.leave_ended(_flatten_callbacks(callbacks), original(**arguments))
+    if _is_keras3(fit.model):
+        arguments.update(epochs=fit.epoch, initial_epoch=fit.epoch)  # no epoch: `skip_epochs` advances data
+    return fit.leave_ended(_flatten_callbacks(callbacks), original(**arguments))
 
 
 def _flatten_callbacks(callbacks: Any) -> list[Any]:
@@ -113,29 +113,29 @@ def _flatten_callbacks(callbacks: Any) -> list[Any]:
     if hasattr(callbacks, "callbacks"):
         return [callback for callback in callbacks.callbacks if not isinstance(callback, events.Watcher)]
     if isinstance(callbacks, (list, tuple)):
-        return [callback for part in callbacks for callback in _flatten_callbacks(part)]
+        return [callback for element in callbacks for callback in _flatten_callbacks(element)]
     return [] if callbacks is None else [callbacks]
 
 
 def _begin_training(model: Any, callbacks: Any) -> None:
-    current = find_current()
-    if current is None or current.model is not model:
+    fit = find_current()
+    if fit is None or fit.model is not model:
         return
-    current.begin_training(_flatten_callbacks(callbacks), callbacks.params)
-    if current.is_resumed:
-        has_lines = current.epoch > current.first_epoch
-        current.continued_logs = callback_state.continue_logs(current.callbacks, current.saved["log_bytes"], has_lines)
+    fit.begin_training(_flatten_callbacks(callbacks), callbacks.params)
+    if fit.is_resumed:
+        has_lines = fit.epoch > fit.first_epoch
+        fit.continued_logs = callback_state.continue_logs(fit.callbacks, fit.saved["log_bytes"], has_lines)
 
 
 def _resume_training(model: Any) -> None:
     """Restore the state after callbacks were told that training begins."""
-    current = find_current()
-    if current is None or current.model is not model or current.saved is None:
+    fit = find_current()
+    if fit is None or fit.model is not model or fit.saved is None:
         return
-    current.restore()
+    fit.restore()
     if _is_keras3(model):
         model._initial_epoch = None  # `BackupAndRestore` may have changed it
-        data_hooks.skip_epochs(current)
-    if current.is_resumed:
-        for what in callback_state.list_unsaved_attributes(current.callbacks):
-            notes.print_note(f"callbacks of fit: {what} cannot be saved and starts over")
+        data_hooks.skip_epochs(fit)
+    if fit.is_resumed:
+        for unsaved_attributes in callback_state.list_unsaved_attributes(fit.callbacks):
+            notes.print_note(f"callbacks of fit: {unsaved_attributes} cannot be saved and starts over")

@@ -102,8 +102,8 @@ class Fit:
         if self.is_over:
             notes.print_note("calls of fit that had ended before the restart are skipped")
         elif self.saved is not None:
-            where = f"epoch {self.saved['epoch'] + 1}, step {self.step}"
-            notes.print_note(f"resuming from the state saved at {where} of call {self.number + 1} of fit")
+            position = f"epoch {self.saved['epoch'] + 1}, step {self.step}"
+            notes.print_note(f"resuming from the state saved at {position} of call {self.number + 1} of fit")
         run.current_fit = self
 
     def close_fit(self) -> None:
@@ -119,11 +119,11 @@ class Fit:
 
     def restore(self) -> None:
         """Restore those variables of the model that already exist, and the state of the callbacks."""
-        saved = self.saved["variables"]
-        counts = state.load_values(self.model, self.source, saved)
+        saved_groups = self.saved["variables"]
+        counts = state.load_values(self.model, self.source, saved_groups)
         if self.step == 0 and not self.is_over:  # an epoch begins with empty metrics
-            saved = {group: values for group, values in saved.items() if group != state.METRICS}
-        self.lacks_variables = any(counts.get(group, 0) < len(values) for group, values in saved.items())
+            saved_groups = {group: values for group, values in saved_groups.items() if group != state.METRICS}
+        self.lacks_variables = any(counts.get(group, 0) < len(values) for group, values in saved_groups.items())
         callback_state.restore_states(self.callbacks, self.saved["callbacks"])
 
     def return_to_epoch(self) -> None:
@@ -208,19 +208,19 @@ class Fit:
                 "random numbers differ from those of an uninterrupted run"
             )
 
-    def end_batch(self, done: int, logs: Any) -> None:
-        """Called after `done` steps of an epoch; `logs` are those of the last step."""
+    def end_batch(self, step_count: int, logs: Any) -> None:
+        """Called after `step_count` steps of an epoch; `logs` are those of the last step."""
         self.reach_step()  # not called yet if the last step was only replayed for its logs
         self._logs = logs
-        self._steps_since_start += done - self._epoch_steps
-        self._epoch_steps = done
+        self._steps_since_start += step_count - self._epoch_steps
+        self._epoch_steps = step_count
         if self.takes_turns:
             return  # ranks vote where they meet: `keep_within`
         self._calls += 1
         if self._calls < self._calls_until_check or not self._may_save:
             return
         epoch_length = self.params.get("steps") or self._longest_epoch_steps
-        if epoch_length and done >= epoch_length:
+        if epoch_length and step_count >= epoch_length:
             return  # the last step of the epoch: `end_epoch` saves
         assert self._epoch is not None  # an epoch is running
         # Choose the number of calls until the next vote, from the seconds of a call since the last one. Ranks vote at
@@ -228,8 +228,8 @@ class Fit:
         now = time.monotonic()
         call_seconds = (now - self._last_check) / self._calls
         check_seconds = min(_CHECK_SECONDS, settings.get_settings().save_seconds / 4 or _CHECK_SECONDS)
-        calls = min(max(int(check_seconds / max(call_seconds, 1e-6)), 1), _MAX_CALLS_BETWEEN_CHECKS)
-        self._calls_until_check = self._save_if_due(self._epoch, done, calls)
+        calls_until_check = min(max(int(check_seconds / max(call_seconds, 1e-6)), 1), _MAX_CALLS_BETWEEN_CHECKS)
+        self._calls_until_check = self._save_if_due(self._epoch, step_count, calls_until_check)
         self._calls, self._last_check = 0, now
 
     def ask_change(self, text: str, mark: Callable[[str, float], None]) -> None:
@@ -288,21 +288,21 @@ class Fit:
         """
         stops = bool(self.model.stop_training)
         is_due = not stops and self.run.is_due()  # if training stops, the call ends soon, and its end is saved
-        vote = _Vote(self.run.end_request, is_due, stops, calls_until_check)
-        votes: list[_Vote] = objects.allgather(vote, "whether to save the state of the run")
-        request = next((each.request for each in votes if each.request), None)
+        own_vote = _Vote(self.run.end_request, is_due, stops, calls_until_check)
+        votes: list[_Vote] = objects.allgather(own_vote, "whether to save the state of the run")
+        request = next((vote.request for vote in votes if vote.request), None)
         first_vote = votes[0]
-        leaves = (request or self._mark_change) and not first_vote.stops
-        start = time.monotonic()
-        if leaves or first_vote.is_due:
+        is_leaving = (request or self._mark_change) and not first_vote.stops
+        started_at = time.monotonic()
+        if is_leaving or first_vote.is_due:
             self._save_state("state", epoch, step)
-        if leaves:
-            where = f"epoch {epoch + 1}, step {step}" if step else f"the end of epoch {epoch}"
-            where += f" of call {self.number + 1} of fit"
+        if is_leaving:
+            position = f"epoch {epoch + 1}, step {step}" if step else f"the end of epoch {epoch}"
+            position += f" of call {self.number + 1} of fit"
             mark = None
             if not request and self._mark_change is not None:
-                mark = functools.partial(self._mark_change, where, start)
-            self.run.leave_run(request, where, mark, self._change_text)
+                mark = functools.partial(self._mark_change, position, started_at)
+            self.run.leave_run(request, position, mark, self._change_text)
             # `leave_run` returns only if a change was asked for and the state could not be saved: train on without it.
             self._may_change, self._mark_change = False, None
         return first_vote.calls_until_check

@@ -13,13 +13,13 @@ import numpy as np
 def copy_states() -> dict[str, Any]:
     """The states of the generators of Python, NumPy, and TensorFlow (seeds of eager ops; None before its import)."""
     context = sys.modules.get("tensorflow.python.eager.context")
-    seeds = getattr(context.context(), "_rng", None) if context is not None else None
+    seed_generator = getattr(context.context(), "_rng", None) if context is not None else None
     seed = context.global_seed() if context is not None else None
     return {
         "python": random.getstate(),
         "numpy": np.random.get_state(),
         "seed": None if seed is None else int(seed),  # a seed that ranks have agreed on has its own class
-        "tensorflow": seeds.getstate() if seeds is not None else None,
+        "tensorflow": seed_generator.getstate() if seed_generator is not None else None,
     }
 
 
@@ -45,7 +45,7 @@ def restore_states(saved: dict[str, Any], without: Collection[str] = ()) -> None
     if saved["seed"] is not None and saved["tensorflow"] is not None and "tensorflow" not in without:
         from tensorflow.python.eager import context
 
-        inner = context.context()
-        if inner._seed != saved["seed"]:
+        eager_context = context.context()
+        if eager_context._seed != saved["seed"]:
             context.set_global_seed(saved["seed"])
-        inner._rng.setstate(saved["tensorflow"])
+        eager_context._rng.setstate(saved["tensorflow"])

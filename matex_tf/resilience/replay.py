@@ -37,7 +37,7 @@ class Replay:
         self._elements: list[list[Any]] = []  # the recorded elements, as flat tensors
         self._next = 0  # the index of the next element among them
 
-        def take(_: Any) -> Any:
+        def take_element(_: Any) -> Any:
             exists, *parts = tf.py_function(self._take_next, [], [tf.bool, *self._dtypes])
             return tf.ensure_shape(exists, []), tuple(parts)
 
@@ -50,7 +50,7 @@ class Replay:
         options.autotune.enabled = False
         options.experimental_optimization.apply_default_optimizations = False
         options.experimental_optimization.inject_prefetch = False
-        elements = tf.data.Dataset.range(np.iinfo(np.int64).max).map(take).take_while(lambda exists, _: exists)
+        elements = tf.data.Dataset.range(np.iinfo(np.int64).max).map(take_element).take_while(lambda exists, _: exists)
         self._dataset = elements.map(set_shapes).with_options(options)
         self._iterator = iter(self._dataset)
 

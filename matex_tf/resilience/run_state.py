@@ -30,7 +30,7 @@ from matex_tf.world import exit_codes, file_locks, membership, terminal, world
 _run: Run | None = None
 
 
-class _Found(NamedTuple):
+class _FolderState(NamedTuple):
     """What a folder tells about the run. For the last three see `Run`."""
 
     begin: dict[str, Any]  # the beginning of the run: script, entropy, random states
@@ -84,7 +84,7 @@ class Run:
         Raises:
             SetupError: on all ranks, if the folder cannot be used.
         """
-        me, folder, error = world.get_world(), None, None
+        me, folder, failure = world.get_world(), None, None
         try:
             if self.writer is not None:  # `attempt_collectives` repeats this call if a rank is lost
                 folder = self.writer.folder
@@ -93,15 +93,15 @@ class Run:
                 if self._lock_folder(folder):
                     self.writer = async_writer.Writer(folder)
                 else:
-                    error = "another run is using the folder"
+                    failure = "another run is using the folder"
             elif me.local_rank == 0 and os.path.isdir(self.path):
                 folder = state_files.Folder(self.path)
         except OSError as raised:
-            error = str(raised)
-        for rank, text in enumerate(objects.allgather(error, "opening the folder of the run's state")):
-            if text is not None:
+            failure = str(raised)
+        for rank, cause in enumerate(objects.allgather(failure, "opening the folder of the run's state")):
+            if cause is not None:
                 raise errors.SetupError(
-                    f"MATEX_STATE={self.path} cannot be used on rank {rank} ({me.hosts[rank]}): {text}. Set it to a "
+                    f"MATEX_STATE={self.path} cannot be used on rank {rank} ({me.hosts[rank]}): {cause}. Set it to a "
                     "folder of your own, on a file system that all hosts share, that no other run uses."
                 )
         self._resume_newest(folder)
@@ -141,50 +141,55 @@ class Run:
         Hosts need not share the folder: the newest state is the one with most ended calls, then the one with the
         largest number; of equal ones, that of the first rank.
         """
-        found = None if folder is None else self._read_folder(folder)
-        own_progress = (-1, -1) if found is None else (len(found.ended_fits), found.state_number)  # larger is newer
+        state = None if folder is None else self._read_folder(folder)
+        own_progress = (-1, -1) if state is None else (len(state.ended_fits), state.state_number)  # larger is newer
         progresses = objects.allgather(own_progress, "looking for the state of the run")
-        source = progresses.index(max(progresses))
-        if source > 0:
-            self._copy_state(folder, found, source)
+        root = progresses.index(max(progresses))
+        if root > 0:
+            self._copy_state(folder, state, root)
             # Rank 0 reads the copy.
-            found = self._read_folder(folder) if folder is not None and self.writer is not None else None
-        found = objects.broadcast(found, "the saved state of the run")
+            state = self._read_folder(folder) if folder is not None and self.writer is not None else None
+        state = objects.broadcast(state, "the saved state of the run")
         if self.writer is None:
             self._newest = None  # only rank 0 sends the state in `load_state`
-        if found is not None:
-            self.ended_fits, self.saved_fit, self.state_number = found.ended_fits, found.saved_fit, found.state_number
-            self.entropy = found.begin["entropy"]
-            random_state.restore_states(found.begin["random"])
+        if state is not None:
+            self.ended_fits, self.saved_fit, self.state_number = state.ended_fits, state.saved_fit, state.state_number
+            self.entropy = state.begin["entropy"]
+            random_state.restore_states(state.begin["random"])
             return
         self.entropy, self.ended_fits, self.saved_fit, self.state_number = None, set(), -1, -1
         if self.writer is not None:
             self.writer.folder.clear_files()
 
-    def _copy_state(self, folder: state_files.Folder | None, found: _Found | None, source: int) -> None:
-        """Copy the newest state to rank 0. Collective. `found`: on rank `source`, the result of `_read_folder`."""
+    def _copy_state(self, folder: state_files.Folder | None, state: _FolderState | None, root: int) -> None:
+        """Copy the newest state to rank 0. Collective. `state`: on rank `root`, the result of `_read_folder`."""
         me = world.get_world()
-        begin, ended_fits, _, newest = objects.broadcast(found, "the newest state of all hosts", source)
-        files = [*(("end", fit) for fit in sorted(ended_fits)), *([("state", newest)] if newest >= 0 else [])]
-        target = None if self.writer is None else self.writer.folder
-        if target is not None:
-            here, there = me.hosts[0], me.hosts[source]
-            notes.print_note(f"{self.path} on {there} has a newer state of the run than on {here}, which gets a copy")
-            own = target.read_file(state_files.BEGIN)
-            if own is None or own["entropy"] != begin["entropy"]:  # of another run
-                target.clear_files()
-            for number in target.list_numbers("state"):
-                if number > newest:
-                    os.unlink(target.locate_file(state_files.name_file("state", number)))
+        begin, ended_fits, _, newest_number = objects.broadcast(state, "the newest state of all hosts", root)
+        files = [
+            *(("end", fit_number) for fit_number in sorted(ended_fits)),
+            *([("state", newest_number)] if newest_number >= 0 else []),
+        ]
+        target_folder = None if self.writer is None else self.writer.folder
+        if target_folder is not None:
+            host, root_host = me.hosts[0], me.hosts[root]
+            notes.print_note(
+                f"{self.path} on {root_host} has a newer state of the run than on {host}, which gets a copy"
+            )
+            own_begin = target_folder.read_file(state_files.BEGIN)
+            if own_begin is None or own_begin["entropy"] != begin["entropy"]:  # of another run
+                target_folder.clear_files()
+            for number in target_folder.list_numbers("state"):
+                if number > newest_number:
+                    os.unlink(target_folder.locate_file(state_files.name_file("state", number)))
         for kind, number in files:
             name = state_files.name_file(kind, number)
-            content = self._send_state(folder.read_file(name) if folder and me.rank == source else None, source)
-            if target is not None and content is not None:
+            content = self._send_state(folder.read_file(name) if folder and me.rank == root else None, root)
+            if target_folder is not None and content is not None:
                 arrays: list[np.ndarray] = []
-                target.write_file(kind, number, serialization.pack_value(content, arrays), arrays)
+                target_folder.write_file(kind, number, serialization.pack_value(content, arrays), arrays)
         self._write_begin(begin)  # at last: a folder without this file has no state
 
-    def _read_folder(self, folder: state_files.Folder) -> _Found | None:
+    def _read_folder(self, folder: state_files.Folder) -> _FolderState | None:
         """Read the newest state. None if there is no state of this script to resume."""
         if (begin := folder.read_file(state_files.BEGIN)) is None:
             return None
@@ -193,7 +198,7 @@ class Run:
             return None
         number, self._newest = folder.find_newest()
         saved_fit = -1 if self._newest is None else self._newest["fit"]
-        return _Found(begin, set(folder.list_numbers("end")), saved_fit, number)
+        return _FolderState(begin, set(folder.list_numbers("end")), saved_fit, number)
 
     def keep_entropy(self, entropy: int) -> None:
         """Save the beginning of a run that does not resume, with the `entropy` on which all ranks have agreed."""
@@ -210,37 +215,37 @@ class Run:
 
     # Restoring
 
-    def load_state(self, fit: int) -> Any:
-        """The saved state of the call `fit`: its end, or a state inside it; None if there is none. Collective."""
-        loaded = None
-        if fit in self.ended_fits:
+    def load_state(self, fit_number: int) -> Any:
+        """The saved state of call `fit_number`: its end, or a state inside it; None if there is none. Collective."""
+        saved_state = None
+        if fit_number in self.ended_fits:
             content = None
             if self.writer is not None:
                 with real_files.use_real_files():
-                    content = self.writer.folder.read_file(state_files.name_file("end", fit))
-            loaded = self._send_state(content)
-        if loaded is None and fit == self.saved_fit:
-            loaded = self._send_state(self._newest)
-        if fit >= self.saved_fit:
+                    content = self.writer.folder.read_file(state_files.name_file("end", fit_number))
+            saved_state = self._send_state(content)
+        if saved_state is None and fit_number == self.saved_fit:
+            saved_state = self._send_state(self._newest)
+        if fit_number >= self.saved_fit:
             self._newest = None  # no later call needs it
-        return loaded
+        return saved_state
 
     def _send_state(self, content: Any, root: int = 0) -> Any:
         """Broadcast `content` of rank `root` to every rank, array by array."""
-        what, packed = "the state of the run", None
+        purpose, packed = "the state of the run", None
         arrays: list[np.ndarray] = []
         if world.get_world().rank == root:
             packed = serialization.pack_value(content, arrays)
-        packed, number = objects.broadcast((packed, len(arrays)), what, root)
-        arrays = [objects.broadcast(arrays[index] if arrays else None, what, root) for index in range(number)]
+        packed, array_count = objects.broadcast((packed, len(arrays)), purpose, root)
+        arrays = [objects.broadcast(arrays[index] if arrays else None, purpose, root) for index in range(array_count)]
         return serialization.unpack_value(packed, arrays)
 
     # Saving
 
-    def may_save(self, fit: int) -> bool:
+    def may_save(self, fit_number: int) -> bool:
         """Whether a state of this call would be the newest."""
         # A call whose saved end is damaged is repeated, although later calls may have saved states.
-        return fit >= max([self.saved_fit, *(ended + 1 for ended in self.ended_fits)])
+        return fit_number >= max([self.saved_fit, *(ended_number + 1 for ended_number in self.ended_fits)])
 
     def is_due(self) -> bool:
         """Whether this rank is rank 0, and should save now."""
@@ -266,7 +271,7 @@ class Run:
             self.writer.flush()
 
     def leave_run(
-        self, request: str | None, where: str, mark: Callable[[], None] | None = None, change: str = ""
+        self, request: str | None, position: str, mark: Callable[[], None] | None = None, change: str = ""
     ) -> None:
         """End all ranks together, after the state is on disk. Collective.
 
@@ -274,29 +279,29 @@ class Run:
 
         Args:
             request: why the run is to end; None for a change.
-            where: the saved position, for a message.
+            position: the saved position, for a message.
             mark: asks `matex run` to restart the ranks with the change; None if the run is to end.
             change: the change, for a message.
         """
-        failed = None
+        failure = None
         if self.writer is not None:
             self.writer.flush()
-            failed = self.writer.failed
-        failed = objects.broadcast(failed, "whether the state of the run is on the disk")
+            failure = self.writer.failed
+        failure = objects.broadcast(failure, "whether the state of the run is on the disk")
         if mark is None:  # the run is to end
-            is_known = rank_records.note(asks_again=True)  # whether `matex run` gets this rank's record
+            is_reason_known = rank_records.note(asks_again=True)  # whether `matex run` gets this rank's record
             if world.get_world().rank == 0:
-                saved = f"the state could not be saved ({failed})" if failed else f"saved at {where}"
-                terminal.write_text(f"matex_tf: {request}: {saved}; {self._explain_restart(is_code_known=True)}\n")
-        elif failed:
+                saved_text = f"the state could not be saved ({failure})" if failure else f"saved at {position}"
+                terminal.write_text(f"matex_tf: {request}: {saved_text}; {self._explain_restart(is_code_known=True)}\n")
+        elif failure:
             notes.print_note(
-                f"--adapt: {change}: the state could not be saved ({failed}), so no change is made in this call of fit"
+                f"--adapt: {change}: the state could not be saved ({failure}), so no change is made in this call of fit"
             )
             return
         else:  # the run is to be changed
-            is_known = True
+            is_reason_known = True
             mark()
-        if any(objects.allgather(is_known, "whether `matex run` knows why the ranks leave")):
+        if any(objects.allgather(is_reason_known, "whether `matex run` knows why the ranks leave")):
             rank_records.note_leaving()
             self.writer = None  # the saved state remains
             sys.exit(0)  # mpirun reports any other exit code at length
@@ -304,14 +309,14 @@ class Run:
 
     def _explain_restart(self, is_code_known: bool) -> str:
         """How the run continues, for a message. Without `matex run`, another rank may end first with another code."""
-        code = f"exit code {exit_codes.EXIT_REQUEUE}; " if is_code_known else ""
-        return f"the same command goes on from there ({code}state in {self.path})"
+        code_text = f"exit code {exit_codes.EXIT_REQUEUE}; " if is_code_known else ""
+        return f"the same command goes on from there ({code_text}state in {self.path})"
 
     def _end_run(self) -> None:
         """Called after all ranks have ended their script. After a success, the saved state is removed."""
         # Python restores the system's handlers at exit; a signal would then kill a finished rank.
-        for number in shutdown.REQUESTS:
-            signal.signal(number, signal.SIG_IGN)
+        for signal_number in shutdown.REQUESTS:
+            signal.signal(signal_number, signal.SIG_IGN)
         if self.writer is None:
             return
         self.writer.flush()

@@ -14,29 +14,29 @@ from matex_tf.runtime import real_files
 
 def digest_script() -> str:
     """A digest of the command line and of the script's content."""
-    words = sys.orig_argv[1:]
-    path, content = find_script(words), b""
+    arguments = sys.orig_argv[1:]
+    path, content = find_script(arguments), b""
     if path is not None and os.path.isfile(path):
         with real_files.use_real_files(), open(path, "rb") as file:
             content = file.read()
-    line = "\0".join(words).encode(errors="surrogateescape")  # words may be no UTF-8
+    line = "\0".join(arguments).encode(errors="surrogateescape")  # arguments may be no UTF-8
     return hashlib.blake2b(line + b"\0" + content, digest_size=16).hexdigest()
 
 
-def find_script(words: Sequence[str]) -> str | None:
-    """The file of the script that Python runs, given Python's command line `words`. Imports no module.
+def find_script(arguments: Sequence[str]) -> str | None:
+    """The file of the script that Python runs, given Python's command line `arguments`. Imports no module.
 
     For example, it is train.py for `-m matex_tf train.py`. Without `-m matex_tf` it is the file of `__main__`.
     """
-    for index, word in enumerate(words[1:], 1):
-        if word == "matex_tf" and words[index - 1] == "-m":
-            words = words[index + 1 :]
+    for index, argument in enumerate(arguments[1:], 1):
+        if argument == "matex_tf" and arguments[index - 1] == "-m":
+            arguments = arguments[index + 1 :]
             break
     else:
         return getattr(sys.modules["__main__"], "__file__", None)
-    if words[:1] == ["-m"]:
-        return _find_module_file(words[1]) if len(words) > 1 else None
-    path = words[0] if words else ""
+    if arguments[:1] == ["-m"]:
+        return _find_module_file(arguments[1]) if len(arguments) > 1 else None
+    path = arguments[0] if arguments else ""
     return os.path.join(path, "__main__.py") if os.path.isdir(path) else path
 
 

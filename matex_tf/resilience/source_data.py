@@ -20,9 +20,9 @@ def is_made_by_python(x: Any) -> bool:
     """Whether the script's Python code makes the batches. Such code may continue across epochs."""
     if not hasattr(x, "element_spec"):
         return hasattr(x, "__next__") or hasattr(x, "on_epoch_end")
-    for step in slice_bounds.list_pipeline(x):
-        for part in vars(step).values():
-            graph = getattr(getattr(part, "function", None), "graph", None)
+    for dataset in slice_bounds.list_pipeline(x):
+        for attribute in vars(dataset).values():
+            graph = getattr(getattr(attribute, "function", None), "graph", None)
             if graph is not None and any(node.op in _CALLS_PYTHON for node in iterate_nodes(graph)):
                 return True
     return False
@@ -35,8 +35,8 @@ def has_length(source: Any) -> bool:
     batches is used instead.
     """
     adapter = getattr(source, "data_adapter", None)
-    known = getattr(source, "_inferred_steps", None) if adapter is None else adapter.num_batches
-    return bool(known or getattr(source, "steps_per_epoch", None))
+    batch_count = getattr(source, "_inferred_steps", None) if adapter is None else adapter.num_batches
+    return bool(batch_count or getattr(source, "steps_per_epoch", None))
 
 
 def has_position(source: Any, calls_python: bool) -> bool:
@@ -74,13 +74,13 @@ def make_iterator(batches: Iterable[Any], spec: Any) -> Any:
 
     def widen_shapes(*parts: Any) -> Any:
         """The tensors of a batch, with the static shapes of `spec` in place of their own."""
-        open_parts = [
-            tf.compat.v1.placeholder_with_default(part, kind.shape) if isinstance(part, tf.Tensor) else part
-            for part, kind in zip(tf.nest.flatten(parts), tf.nest.flatten(spec))
+        widened_parts = [
+            tf.compat.v1.placeholder_with_default(part, part_spec.shape) if isinstance(part, tf.Tensor) else part
+            for part, part_spec in zip(tf.nest.flatten(parts), tf.nest.flatten(spec))
         ]
-        return tf.nest.pack_sequence_as(spec, open_parts)
+        return tf.nest.pack_sequence_as(spec, widened_parts)
 
-    dataset, *others = (tf.data.Dataset.from_tensors(batch).map(widen_shapes) for batch in batches)
-    for other in others:
-        dataset = dataset.concatenate(other)
+    dataset, *further_datasets = (tf.data.Dataset.from_tensors(batch).map(widen_shapes) for batch in batches)
+    for further_dataset in further_datasets:
+        dataset = dataset.concatenate(further_dataset)
     return iter(dataset)

@@ -30,22 +30,22 @@ def group_variables(model: Any, source: Any = None) -> dict[str, list[Any]]:
     # Keras' method, if it exists, also lists nested layers.
     all_layers = model._flatten_layers() if hasattr(model, "_flatten_layers") else getattr(model, "layers", [])
     layers = [layer for layer in all_layers if layer is not model]
-    seen: set[int] = set()  # the variables that have a group, or are excluded
-    _select_new([] if source is None else _list_attributes(source), seen)
+    grouped_ids: set[int] = set()  # the variables that have a group, or are excluded
+    _select_new([] if source is None else _list_attributes(source), grouped_ids)
     # Metrics come before the weights, among which Keras 2 lists some of their variables.
-    metrics = _select_new(_list_metric_variables(model, layers), seen)
+    metrics = _select_new(_list_metric_variables(model, layers), grouped_ids)
     groups = {
-        "weights": _select_new(_list_weights(model), seen),
-        "random": _select_new(_list_random_variables([model, *layers]), seen),
-        "random of TensorFlow": _select_new(_list_global_generator(), seen),
-        "random of Keras": _select_new(_list_keras_seed(), seen),
+        "weights": _select_new(_list_weights(model), grouped_ids),
+        "random": _select_new(_list_random_variables([model, *layers]), grouped_ids),
+        "random of TensorFlow": _select_new(_list_global_generator(), grouped_ids),
+        "random of Keras": _select_new(_list_keras_seed(), grouped_ids),
     }
     for index, optimizer in enumerate(_list_optimizers([model, *layers])):
         variables = optimizer.variables() if callable(optimizer.variables) else optimizer.variables
-        groups[f"optimizer {index}"] = _select_new(variables, seen)
+        groups[f"optimizer {index}"] = _select_new(variables, grouped_ids)
         # In Keras 2, the learning rate is not among the optimizer's variables.
-        groups[f"optimizer {index}, own"] = _select_new(_list_attributes(optimizer), seen)
-    groups["own"] = _select_new(_list_attributes(model), seen)
+        groups[f"optimizer {index}, own"] = _select_new(_list_attributes(optimizer), grouped_ids)
+    groups["own"] = _select_new(_list_attributes(model), grouped_ids)
     groups[METRICS] = metrics
     return groups
 
@@ -67,17 +67,21 @@ def _list_weights(model: Any) -> list[Any]:
         return []  # Keras 2 raises for a model that its first step builds
 
 
-def _select_new(variables: Iterable[Any], seen: set[int]) -> list[Any]:
-    """The variables whose ids are not in `seen`; adds them to it."""
-    chosen = []
+def _select_new(variables: Iterable[Any], seen_ids: set[int]) -> list[Any]:
+    """The variables whose ids are not in `seen_ids`; adds them to it."""
+    new_variables = []
     for variable in variables:
-        inner = find_tf_variable(variable)
+        tf_variable = find_tf_variable(variable)
         # String variables are neither training state nor plain data.
-        is_kept = hasattr(inner, "assign") and hasattr(inner, "numpy") and getattr(inner.dtype, "name", "") != "string"
-        if is_kept and id(inner) not in seen:
-            seen.add(id(inner))
-            chosen.append(variable)
-    return chosen
+        is_kept = (
+            hasattr(tf_variable, "assign")
+            and hasattr(tf_variable, "numpy")
+            and getattr(tf_variable.dtype, "name", "") != "string"
+        )
+        if is_kept and id(tf_variable) not in seen_ids:
+            seen_ids.add(id(tf_variable))
+            new_variables.append(variable)
+    return new_variables
 
 
 def _list_attributes(holder: Any) -> list[Any]:
@@ -90,14 +94,14 @@ def _list_attributes(holder: Any) -> list[Any]:
 def _list_optimizers(holders: list[Any]) -> list[Any]:
     """The optimizers of a model: that of `compile`, and those in its attributes."""
     candidates = [getattr(holders[0], "optimizer", None)]
-    candidates += [value for holder in holders for value in vars(holder).values()]
-    seen: set[int] = set()
-    chosen = []
-    for value in candidates:
-        if hasattr(value, "apply_gradients") and hasattr(value, "variables") and id(value) not in seen:
-            seen.add(id(value))
-            chosen.append(value)
-    return chosen
+    candidates += [candidate for holder in holders for candidate in vars(holder).values()]
+    seen_ids: set[int] = set()
+    optimizers = []
+    for candidate in candidates:
+        if hasattr(candidate, "apply_gradients") and hasattr(candidate, "variables") and id(candidate) not in seen_ids:
+            seen_ids.add(id(candidate))
+            optimizers.append(candidate)
+    return optimizers
 
 
 def _list_random_variables(holders: list[Any]) -> list[Any]:
@@ -105,8 +109,8 @@ def _list_random_variables(holders: list[Any]) -> list[Any]:
     states = []
     for holder in holders:
         for value in vars(holder).values():
-            inner = getattr(value, "_generator", None)
-            for generator in (value, inner):  # Keras 3: a SeedGenerator; Keras 2: in a RandomGenerator
+            inner_generator = getattr(value, "_generator", None)
+            for generator in (value, inner_generator):  # Keras 3: a SeedGenerator; Keras 2: in a RandomGenerator
                 state = getattr(generator, "state", None)
                 if state is not None and hasattr(state, "assign"):
                     states.append(state)
@@ -116,8 +120,8 @@ def _list_random_variables(holders: list[Any]) -> list[Any]:
 def _list_global_generator() -> list[Any]:
     from tensorflow.python.ops import stateful_random_ops
 
-    shared = stateful_random_ops.global_generator
-    return [] if shared is None else [shared.state]
+    generator = stateful_random_ops.global_generator
+    return [] if generator is None else [generator.state]
 
 
 def _list_keras_seed() -> list[Any]:
@@ -144,7 +148,7 @@ def load_values(model: Any, source: Any, saved: Values) -> dict[str, int]:
     Raises:
         SetupError: the values belong to another model.
     """
-    counts = {}
+    assigned_counts = {}
     for group, variables in group_variables(model, source).items():
         values = saved.get(group, [])
         if len(variables) > len(values):
@@ -152,25 +156,25 @@ def load_values(model: Any, source: Any, saved: Values) -> dict[str, int]:
         if len(variables) < len(values) and not all(map(_is_assignable, variables, (value for _, value in values))):
             # Not all variables have their final positions. Example: in Keras 3, a model's Dropout seeds come last once
             # its weights exist.
-            counts[group] = 0
+            assigned_counts[group] = 0
             continue
-        counts[group] = len(variables)
+        assigned_counts[group] = len(variables)
         for variable, (name, value) in zip(variables, values):
             _assign_value(variable, name, value)
-    return counts
+    return assigned_counts
 
 
 def _is_assignable(variable: Any, value: np.ndarray) -> bool:
-    inner = find_tf_variable(variable)
-    return tuple(inner.shape) == value.shape and bool(inner.dtype.as_numpy_dtype == value.dtype)
+    tf_variable = find_tf_variable(variable)
+    return tuple(tf_variable.shape) == value.shape and bool(tf_variable.dtype.as_numpy_dtype == value.dtype)
 
 
 def _assign_value(variable: Any, name: str, value: np.ndarray) -> None:
-    inner = find_tf_variable(variable)
+    tf_variable = find_tf_variable(variable)
     if not _is_assignable(variable, value):
-        present = f"'{find_name(variable)}' {inner.dtype.name}{list(inner.shape)}"
+        present = f"'{find_name(variable)}' {tf_variable.dtype.name}{list(tf_variable.shape)}"
         raise describe_difference(present, f"'{name}' {value.dtype.name}{list(value.shape)}")
-    inner.assign(value)
+    tf_variable.assign(value)
 
 
 def describe_difference(present: str, saved: str) -> errors.SetupError:

@@ -43,21 +43,21 @@ def write_state(path: str, packed: Any, arrays: Sequence[np.ndarray]) -> None:
     header = json.dumps(
         [packed, [[serialization.name_dtype(array.dtype), list(array.shape)] for array in arrays]]
     ).encode()
-    with atomic.write_beside(path) as place:
+    with atomic.write_beside(path) as temporary_path:
         checksum = hashlib.blake2b(digest_size=32)
-        with open(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        with open(os.open(temporary_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
 
-            def put(data: Any) -> None:
+            def write_and_hash(data: Any) -> None:
                 checksum.update(data)
                 file.write(data)
 
-            put(_MAGIC)
-            put(struct.pack("<Q", len(header)))
-            put(header)
+            write_and_hash(_MAGIC)
+            write_and_hash(struct.pack("<Q", len(header)))
+            write_and_hash(header)
             for array in arrays:
                 content = memoryview(array.reshape(-1).view(np.uint8)) if array.nbytes else b""
                 for start in range(0, len(content), _WRITE_BYTES):
-                    put(content[start : start + _WRITE_BYTES])
+                    write_and_hash(content[start : start + _WRITE_BYTES])
             file.write(checksum.digest())
     atomic.sync_to_disk(os.path.dirname(path))
 
@@ -67,17 +67,17 @@ def read_state(path: str) -> Any:
     with open(path, "rb") as file:
         data = file.read()
     # A file is: `_MAGIC`, the length of the header in 8 bytes, the header, arrays, and a checksum of 32 bytes.
-    start = len(_MAGIC) + 8
-    if len(data) < start + 32 or data[: len(_MAGIC)] != _MAGIC:
+    header_start = len(_MAGIC) + 8
+    if len(data) < header_start + 32 or data[: len(_MAGIC)] != _MAGIC:
         raise Damaged(f"{path} is not the state of a run of this version of matex_tf, or is truncated")
     content = memoryview(data)[:-32]
     if hashlib.blake2b(content, digest_size=32).digest() != data[-32:]:
         raise Damaged(f"{path} is damaged: its checksum does not match")
-    (length,) = struct.unpack("<Q", data[len(_MAGIC) : start])
-    packed, shapes = json.loads(bytes(content[start : start + length]))
-    arrays, offset = [], start + length
-    for name, shape in shapes:
-        dtype = serialization.find_dtype(name)
+    (header_length,) = struct.unpack("<Q", data[len(_MAGIC) : header_start])
+    packed, array_types = json.loads(bytes(content[header_start : header_start + header_length]))
+    arrays, offset = [], header_start + header_length
+    for dtype_name, shape in array_types:
+        dtype = serialization.find_dtype(dtype_name)
         size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
         arrays.append(np.frombuffer(content[offset : offset + size], dtype).reshape(shape).copy())
         offset += size
@@ -98,9 +98,9 @@ class Folder:
     def _make_folder(self) -> None:
         path = self.path
         os.makedirs(path, mode=0o700, exist_ok=True)
-        for state in (os.lstat(path), os.stat(path)):  # if `path` is a link: of the link and of its folder
-            if state.st_uid != os.getuid() or not stat.S_ISDIR(os.stat(path).st_mode):
-                raise Foreign(f"{path} belongs to another user (number {state.st_uid})")
+        for status in (os.lstat(path), os.stat(path)):  # if `path` is a link: of the link and of its folder
+            if status.st_uid != os.getuid() or not stat.S_ISDIR(os.stat(path).st_mode):
+                raise Foreign(f"{path} belongs to another user (number {status.st_uid})")
         if os.stat(path).st_mode & 0o022:
             raise Foreign(f"users other than its owner can write to {path}; run `chmod go-w {path}`")
 
@@ -109,8 +109,8 @@ class Folder:
 
     def list_numbers(self, kind: str) -> list[int]:
         """The numbers of the files of `kind` "state" or "end", in ascending order."""
-        found = (re.fullmatch(rf"{kind}-(\d+)", name) for name in os.listdir(self.path))
-        return sorted(int(match.group(1)) for match in found if match)
+        matches = (re.fullmatch(rf"{kind}-(\d+)", name) for name in os.listdir(self.path))
+        return sorted(int(match.group(1)) for match in matches if match)
 
     def read_file(self, name: str) -> Any:
         """The content of the file `name`; None if the file is absent, damaged, or owned by another user."""
@@ -136,8 +136,8 @@ class Folder:
         """
         write_state(self.locate_file(name_file(kind, number)), packed, arrays)
         if kind == "state":
-            for old in self.list_numbers("state")[:-GENERATIONS]:
-                os.unlink(self.locate_file(name_file("state", old)))
+            for old_number in self.list_numbers("state")[:-GENERATIONS]:
+                os.unlink(self.locate_file(name_file("state", old_number)))
 
     def clear_files(self) -> None:
         """Remove all state files, complete and unfinished, but not the folder."""

@@ -76,20 +76,26 @@ class Body:
         exchanges = waves.schedule(self.program, self._list_published(), is_early_sum=is_early_sum)
         self.program.nodes.sort(key=lambda node: node.level)
         if sums_early:
-            sums = {id(one.value) for wave in exchanges for one in wave if one.value.placement.is_partial}
-            self.waits = early.list_waits(self.program.nodes, sums)
+            sum_ids = {
+                id(exchange.value) for wave in exchanges for exchange in wave if exchange.value.placement.is_partial
+            }
+            self.waits = early.list_waits(self.program.nodes, sum_ids)
         return self.build_levels(exchanges)
 
     def build_levels(self, exchanges: Sequence[Sequence[waves.Exchange]]) -> list[Any]:
         """The outputs, after the ops of each level and the exchanges of each wave. The nodes are sorted by level."""
         # Divide each wave into publications and other exchanges. An exchange of a gradient gets a label.
-        published_pieces = [[each.value for each in wave if id(each.value) in self.publications] for wave in exchanges]
-        other_exchanges = [[each for each in wave if id(each.value) not in self.publications] for wave in exchanges]
+        published_pieces = [
+            [exchange.value for exchange in wave if id(exchange.value) in self.publications] for wave in exchanges
+        ]
+        other_exchanges = [
+            [exchange for exchange in wave if id(exchange.value) not in self.publications] for wave in exchanges
+        ]
         labels.label_waves(self.program, other_exchanges)
         has_labels = [any(exchange.label is not None for exchange in wave) for wave in other_exchanges]
         # Build level by level.
-        published = self._list_published()
-        nodes = (node for node in self.program.nodes if id(node) not in published)
+        published_ids = self._list_published()
+        nodes = (node for node in self.program.nodes if id(node) not in published_ids)
         nodes_of_levels = {level: list(group) for level, group in itertools.groupby(nodes, lambda node: node.level)}
         for level in range(len(exchanges) + 1):
             for node in nodes_of_levels.get(level, ()):
@@ -107,9 +113,9 @@ class Body:
             if shape is not None:
                 tensor.set_shape(shape)
         # Effects of kept ops have happened when the operation that `finish` returns has run.
-        kept = [node for node in self.program.effects if node in self.kept]
+        kept_effects = [node for node in self.program.effects if node in self.kept]
         self.after = self._wait_for([node for node in self.program.effects if node not in self.kept])
-        self.after += self.kept.finish(kept)
+        self.after += self.kept.finish(kept_effects)
         return outputs
 
     def _list_published(self) -> set[int]:
@@ -123,14 +129,14 @@ class Body:
             self.operations[id(node)] = [node.op]
             return
         inputs = [self._convert(value, need) for value, need in zip(node.inputs, node.decision.needs)]
-        before = self._wait_for(self._list_controls(node))
+        operations_before = self._wait_for(self._list_controls(node))
         # All ranks must run collectives in the same order, so an op with collectives waits for the last one. In a
         # session, where ops have no other order, any branch or loop waits.
         has_collectives = node.decision.communicates or any(body.has_collectives for body in node.bodies)
         is_in_sequence = has_collectives or (bool(node.bodies) and not self.copy.is_ordered)
         if is_in_sequence:
-            before += self.last
-        with tf.control_dependencies(before) if before else contextlib.nullcontext():
+            operations_before += self.last
+        with tf.control_dependencies(operations_before) if operations_before else contextlib.nullcontext():
             emit = node.decision.emit
             tensors = self.copy.create_op(node, inputs) if emit is None else emit(self.copy, *inputs)
         self.tensors.update((id(value), tensor) for value, tensor in zip(node.outputs, tensors))
@@ -219,26 +225,28 @@ class Body:
         if not wave:
             return
         exchanger = self.copy.exchanger
-        prepared = [
+        prepared_exchanges = [
             prepare(self.copy, exchange.value, self._find_tensor(exchange.value), exchange.find_piece())
             for exchange in wave
         ]
         # One value may need several requests, because rows are gathered block by block.
         requests = [
             request._replace(label=exchange.label, can_wait=exchanger.sums_early and exchange.can_wait)
-            for exchange, ready in zip(wave, prepared)
-            for request in ready.requests
+            for exchange, prepared_exchange in zip(wave, prepared_exchanges)
+            for request in prepared_exchange.requests
         ]
         with tf.control_dependencies(self.last):
             results = exchanger.exchange(requests, self.copy.batch_slice, is_last) if requests else []
         # The next collective waits for the results that are needed at once. In an ordered copy collectives run in the
         # order of their creation anyway, so one of these results is enough.
-        needed_now = [result for request, result in zip(requests, results, strict=True) if not request.can_wait]
-        if needed_now:
-            self.last = [needed_now[-1].op] if self.copy.is_ordered else [tf.group(*results)]
-        remaining = iter(results)
-        for exchange, ready in zip(wave, prepared):
-            tensor = ready.finish(list(itertools.islice(remaining, len(ready.requests))))
+        needed_results = [result for request, result in zip(requests, results, strict=True) if not request.can_wait]
+        if needed_results:
+            self.last = [needed_results[-1].op] if self.copy.is_ordered else [tf.group(*results)]
+        remaining_results = iter(results)
+        for exchange, prepared_exchange in zip(wave, prepared_exchanges):
+            tensor = prepared_exchange.finish(
+                list(itertools.islice(remaining_results, len(prepared_exchange.requests)))
+            )
             self.brought[id(exchange.value), exchange.find_piece() or WHOLE] = tensor
 
     def _publish(self, values: Sequence[Value]) -> None:
@@ -249,8 +257,8 @@ class Body:
         for value in values:
             node = self.publications[id(value)]
             handle, piece = self._find_tensor(node.inputs[0]), self._find_tensor(value)
-            before = self._wait_for(node.controls)
-            publications.append(Publication(node.type, handle, piece, value.placement.cuts, before))
+            operations_before = self._wait_for(node.controls)
+            publications.append(Publication(node.type, handle, piece, value.placement.cuts, operations_before))
         with tf.control_dependencies(self.last):
             self.last = self.copy.exchanger.publish(publications)
         self.operations.update((id(self.publications[id(value)]), self.last) for value in values)

@@ -40,12 +40,12 @@ def place_call(reader: Any, node: Node) -> Decision:
     gives = [value.placement for value in body.outputs]
 
     def emit(copy: Any, *inputs: Any) -> list[Any]:
-        inner = copies.copy(copy)  # the same `emit.Copy`, but with other collectives
-        inner.exchanger = _PaddingExchanger(copy)
-        inner.transform = None  # `microbatches` does not cut compiled functions
+        inner_copy = copies.copy(copy)  # the same `emit.Copy`, but with other collectives
+        inner_copy.exchanger = _PaddingExchanger(copy)
+        inner_copy.transform = None  # `microbatches` does not cut compiled functions
 
         def run() -> list[Any]:
-            return inner.build(body, inputs) or [tf.constant(0)]  # without outputs: a tensor to wait for
+            return inner_copy.build(body, inputs) or [tf.constant(0)]  # without outputs: a tensor to wait for
 
         run.__name__ = callee.name
         return list(compile_function(run)())
@@ -90,18 +90,18 @@ class _PaddingExchanger(Exchanger):
         """The results of the requests. Each gather is made as a sum of padded tensors."""
         from matex_tf.ops import overlap
 
-        padded = [
-            each._replace(kind="sum", tensor=self._pad(each.tensor)) if each.kind == "gather" else each
-            for each in requests
+        padded_requests = [
+            request._replace(kind="sum", tensor=self._pad(request.tensor)) if request.kind == "gather" else request
+            for request in requests
         ]
         with overlap.is_for_xla.set():
-            return list(self.exchanger.exchange(padded, batch_slice, is_last))
+            return list(self.exchanger.exchange(padded_requests, batch_slice, is_last))
 
     def _pad(self, rows: Any) -> Any:
         """A tensor for the entries of all ranks along axis 0: this rank's entries in their place, and 0 elsewhere."""
         batch_slice, length = self.batch_slice, tf.shape(rows, tf.int64)[0]
         unit = length // batch_slice.count  # the entries for each row of the batch
-        before = unit * batch_slice.first
-        after = unit * batch_slice.total - before - length
+        padding_before = unit * batch_slice.first
+        padding_after = unit * batch_slice.total - padding_before - length
         other_axes = tf.zeros([tf.rank(rows) - 1, 2], tf.int64)
-        return tf.pad(rows, tf.concat([[[before, after]], other_axes], 0))
+        return tf.pad(rows, tf.concat([[[padding_before, padding_after]], other_axes], 0))

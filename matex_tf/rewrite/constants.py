@@ -64,8 +64,8 @@ def find_shapes(node: Node) -> list[list[int | None] | None]:
         ]
         attributes = {name: value for name, value in node.definition.attr.items() if not name.startswith("_")}
         dtypes = [tensor.dtype for tensor in op.outputs]
-        created = graph._create_op_internal(node.type, inputs, dtypes, attrs=attributes)
-        return [None if tensor.shape.rank is None else tensor.shape.as_list() for tensor in created.outputs]
+        created_op = graph._create_op_internal(node.type, inputs, dtypes, attrs=attributes)
+        return [None if tensor.shape.rank is None else tensor.shape.as_list() for tensor in created_op.outputs]
 
 
 @functools.lru_cache(maxsize=4096)

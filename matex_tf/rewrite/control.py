@@ -78,10 +78,10 @@ def place_branches(reader: Any, node: Node) -> Decision:
         body.gives = gives
 
     def emit(copy: Any, index: Any, *arguments: Any) -> list[Any]:
-        def run(body: Any) -> Any:
+        def build_branch(body: Any) -> Any:
             return copy.build(body, arguments) or [tf.constant(0)]  # without outputs: a tensor to wait for
 
-        branches = [functools.partial(run, body) for body in node.bodies]
+        branches = [functools.partial(build_branch, body) for body in node.bodies]
         outputs = tf.cond(tf.cast(index, tf.bool), *branches) if has_condition else tf.switch_case(index, branches)
         return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
 
@@ -121,24 +121,29 @@ def place_loop(reader: Any, node: Node) -> Decision:
     are_fixed = are_kept
     for _ in range(MAX_READINGS):
         body = reader.read(body_graph, carried, (*node.key, "body"), constants, repeats=True)
-        drop = _drop_inner_slice if body.takes_batch else _drop_inner_facts
-        results = [drop(value.placement) for value in body.outputs]
+        drop_facts = _drop_inner_slice if body.takes_batch else _drop_inner_facts
+        result_placements = [drop_facts(value.placement) for value in body.outputs]
         # First, variables that can be carried in rows get rows, since placements of other variables may follow.
-        get_rows = map(_can_carry_rows, inputs, carried, body.outputs, results)
-        new = [
-            result if gets_rows and not is_fixed else old
-            for old, result, gets_rows, is_fixed in zip(carried, results, get_rows, are_fixed)
+        get_rows = map(_can_carry_rows, inputs, carried, body.outputs, result_placements)
+        new_placements = [
+            result_placement if gets_rows and not is_fixed else old_placement
+            for old_placement, result_placement, gets_rows, is_fixed in zip(
+                carried, result_placements, get_rows, are_fixed
+            )
         ]
-        if new == carried:  # no variable got rows: join the placements of all variables
-            new = [old if is_fixed else join(old, result) for old, result, is_fixed in zip(carried, results, are_fixed)]
-        if new == carried:
+        if new_placements == carried:  # no variable got rows: join the placements of all variables
+            new_placements = [
+                old_placement if is_fixed else join(old_placement, result_placement)
+                for old_placement, result_placement, is_fixed in zip(carried, result_placements, are_fixed)
+            ]
+        if new_placements == carried:
             break
         # A variable that has become whole stays whole. Otherwise its placement could change back and forth.
         are_fixed = [
-            is_fixed or (placement == WHOLE and not old.is_replicated)
-            for old, placement, is_fixed in zip(carried, new, are_fixed)
+            is_fixed or (placement == WHOLE and not old_placement.is_replicated)
+            for old_placement, placement, is_fixed in zip(carried, new_placements, are_fixed)
         ]
-        carried = new
+        carried = new_placements
     else:
         raise NoRuleError
     condition = reader.read(find_callee(node.op, cond_name), carried, (*node.key, "cond"), constants)
@@ -173,19 +178,21 @@ def _find_start(value: Value, is_kept: bool) -> Placement:
     return _drop_inner_facts(placement)._replace(is_zero=placement.is_zero)
 
 
-def _can_carry_rows(first: Value, before: Placement, result: Value, after: Placement) -> bool:
+def _can_carry_rows(initial: Value, placement_before: Placement, result: Value, placement_after: Placement) -> bool:
     """Whether the loop can carry a rank's rows of a loop variable that is replicated, and of which a turn returns rows.
 
     The variable is sliced before the first turn. So its length there must be fixed, and equal its length after a turn.
 
-    first: the variable before the loop.
-    before: its placement before a turn.
+    initial: the variable before the loop.
+    placement_before: its placement before a turn.
     result: the variable after a turn.
-    after: the placement of `result`.
+    placement_after: the placement of `result`.
     """
-    if not before.is_replicated or not after.is_sharded or after.rows.chosen is not None:
+    if not placement_before.is_replicated or not placement_after.is_sharded or placement_after.rows.chosen is not None:
         return False
-    lengths = [None if value.whole_shape is None else value.whole_shape[after.axis] for value in (first, result)]
+    lengths = [
+        None if value.whole_shape is None else value.whole_shape[placement_after.axis] for value in (initial, result)
+    ]
     return lengths[0] is not None and lengths[0] == lengths[1]
 
 

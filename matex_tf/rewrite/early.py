@@ -32,8 +32,8 @@ def put_early(nodes: Sequence[Node]) -> list[Node]:
     # By ids of nodes: the index of the last node with rows among the nodes that it needs and the node itself.
     last_with_rows: dict[int, int] = {}
     for index, node in enumerate(nodes):
-        needed = (last_with_rows.get(id(each), -1) for each in node.predecessors)
-        last_with_rows[id(node)] = index if node.has_rows else max(needed, default=-1)
+        needed_indices = (last_with_rows.get(id(predecessor), -1) for predecessor in node.predecessors)
+        last_with_rows[id(node)] = index if node.has_rows else max(needed_indices, default=-1)
     return sorted(nodes, key=lambda node: last_with_rows[id(node)])
 
 
@@ -63,12 +63,12 @@ def list_waits(nodes: Sequence[Node], sums: Container[int]) -> dict[int, list[No
         if (gradient := _find_merged(node)) is not None:
             limits.setdefault(id(last_merged[gradient]), len(makers))
         limit = min(limits.values(), default=len(makers))
-        count = max((counts.get(id(each), 0) for each in node.predecessors), default=0)
+        count = max((counts.get(id(predecessor), 0) for predecessor in node.predecessors), default=0)
         makes_sum = any(id(value) in sums for value in node.outputs)
         if (node.has_rows or makes_sum) and count < limit:
-            # A wait for the last maker includes a wait for the first `counts[id(last)]` makers, which run before it.
-            last = makers[limit - 1]
-            waits[id(node)] = [*makers[max(count, counts[id(last)]) : limit - 1], last]
+            # A wait for `last_maker` includes a wait for the first `counts[id(last_maker)]` makers, which run before.
+            last_maker = makers[limit - 1]
+            waits[id(node)] = [*makers[max(count, counts[id(last_maker)]) : limit - 1], last_maker]
             count = limit
         if makes_sum:
             if count == len(makers):  # all makers before this node have run, so that it is the next of the first ones
@@ -86,9 +86,9 @@ def _find_merged(node: Node) -> int | None:
 
 def count_threads() -> int:
     """The number of threads in which TensorFlow runs ops at the same time."""
-    variable = os.environ.get(_THREADS, "")
-    chosen = tf.config.threading.get_inter_op_parallelism_threads() or (int(variable) if variable.isdigit() else 0)
-    return chosen or len(os.sched_getaffinity(0))
+    setting = os.environ.get(_THREADS, "")
+    thread_count = tf.config.threading.get_inter_op_parallelism_threads() or (int(setting) if setting.isdigit() else 0)
+    return thread_count or len(os.sched_getaffinity(0))
 
 
 def can_be_early(value: Value) -> bool:

@@ -100,35 +100,36 @@ class Copy:
         dtypes = [value.dtype for value in node.outputs]
         name = node.op.name.rsplit("/", 1)[-1].lstrip("_")
         graph = tf.compat.v1.get_default_graph()
-        captured = [graph.capture(tensor) if tensor.graph is not graph else tensor for tensor in inputs]
+        captured_inputs = [graph.capture(tensor) if tensor.graph is not graph else tensor for tensor in inputs]
         with tf.device(node.op.device) if node.op.device else contextlib.nullcontext():
             # The public create_op checks for deprecated arguments, which takes a third of the time.
-            op = graph._create_op_internal(node.type, captured, dtypes, name=name or node.type, attrs=attributes)
+            op = graph._create_op_internal(node.type, captured_inputs, dtypes, name=name or node.type, attrs=attributes)
         return list(op.outputs)
 
-    def slice_rows(self, tensor: Any, to: Placement) -> Any:
+    def slice_rows(self, tensor: Any, placement: Placement) -> Any:
         """This rank's rows of a replicated tensor; the tensor itself if the axis has one entry for all rows."""
-        batch_slice, blocks = self.batch_slice, to.rows.blocks
+        batch_slice, blocks = self.batch_slice, placement.rows.blocks
         sizes = tf.shape(tensor, tf.int64)
-        length, is_axis = sizes[to.axis], tf.equal(tf.range(tf.rank(tensor)), to.axis)
-        known = None if tensor.shape.rank is None else tensor.shape.as_list()[to.axis]
+        length, is_axis = sizes[placement.axis], tf.equal(tf.range(tf.rank(tensor)), placement.axis)
+        known_length = None if tensor.shape.rank is None else tensor.shape.as_list()[placement.axis]
         # A block, such as one of two concatenated batches, has all rows of the batch, and `unit` entries for each row.
         # The rank takes its rows of each block.
-        block_start, parts = tf.constant(0, tf.int64), []
+        block_start, block_slices = tf.constant(0, tf.int64), []
         for index, block in enumerate(blocks):
             # The unit of a single block may be unknown before the graph runs.
             unit = length // batch_slice.total if len(blocks) == 1 else tf.constant(block, tf.int64)
-            first, count = block_start + unit * batch_slice.first, unit * batch_slice.count
-            if known is None:  # the axis may have one entry for all rows, which is taken once, with the first block
+            first_entry, count = block_start + unit * batch_slice.first, unit * batch_slice.count
+            # The axis may have one entry for all rows, which is taken once, with the first block.
+            if known_length is None:
                 is_single = tf.equal(length, 1)
-                first = tf.where(is_single, tf.zeros_like(first), first)
+                first_entry = tf.where(is_single, tf.zeros_like(first_entry), first_entry)
                 count = tf.where(is_single, tf.constant(int(index == 0), tf.int64), count)
-            start = tf.where(is_axis, first, tf.zeros_like(sizes))
-            parts.append(tf.slice(tensor, start, tf.where(is_axis, count, sizes)))
+            start = tf.where(is_axis, first_entry, tf.zeros_like(sizes))
+            block_slices.append(tf.slice(tensor, start, tf.where(is_axis, count, sizes)))
             block_start += unit * batch_slice.total
-        rows = parts[0] if len(parts) == 1 else tf.concat(parts, to.axis)
+        rows = block_slices[0] if len(block_slices) == 1 else tf.concat(block_slices, placement.axis)
         if tensor.shape.rank is not None:
-            rows.set_shape([None if axis == to.axis else size for axis, size in enumerate(tensor.shape)])
+            rows.set_shape([None if axis == placement.axis else size for axis, size in enumerate(tensor.shape)])
         return rows
 
     def make_sizes_whole(self, tensor: Any, placement: Placement) -> Any:

@@ -55,9 +55,9 @@ def is_movable(op_type: str) -> bool:
     definition = find_definition(op_type)
     if definition is None:
         return False
-    calls = any(attribute.type in ("func", "list(func)") for attribute in definition.attr)
-    refers = any(argument.is_ref for argument in (*definition.input_arg, *definition.output_arg))
-    return not calls and not refers
+    calls_function = any(attribute.type in ("func", "list(func)") for attribute in definition.attr)
+    takes_reference = any(argument.is_ref for argument in (*definition.input_arg, *definition.output_arg))
+    return not calls_function and not takes_reference
 
 
 @functools.cache
@@ -98,29 +98,29 @@ def list_ops(graph: Any, effects: Iterable[Any], has_loops: bool = False) -> lis
     """
     # Find the ops, backward from the outputs.
     input_ids = {id(tensor) for tensor in graph.inputs}
-    pending = [*(tensor.op for tensor in graph.outputs if id(tensor) not in input_ids), *effects]
+    pending_ops = [*(tensor.op for tensor in graph.outputs if id(tensor) not in input_ids), *effects]
     records: dict[Any, OpRecord] = {}
-    while pending:
-        op = pending.pop()
+    while pending_ops:
+        op = pending_ops.pop()
         if op not in records:
             records[op] = OpRecord(op, list_inputs(op) if has_loops else op.inputs, input_ids)
-            pending += records[op].makers
+            pending_ops += records[op].makers
     # List them in the order of their creation, each after the ops that it needs (a depth-first search).
     ordered: list[OpRecord] = []
     is_listed: dict[Any, bool] = {}  # False: the op waits for its inputs
-    for created in graph.get_operations():
-        waiting = [created] if created in records else []
-        while waiting:
-            op = waiting[-1]
-            missing = [maker for maker in records[op].makers if not is_listed.get(maker)]
-            if not missing:
+    for created_op in graph.get_operations():
+        waiting_ops = [created_op] if created_op in records else []
+        while waiting_ops:
+            op = waiting_ops[-1]
+            missing_makers = [maker for maker in records[op].makers if not is_listed.get(maker)]
+            if not missing_makers:
                 if not is_listed.get(op):
                     is_listed[op] = True
                     ordered.append(records[op])
-                waiting.pop()
+                waiting_ops.pop()
                 continue
             if op in is_listed:
                 raise NoRuleError  # a cycle, as loops of tf.compat.v1 have
             is_listed[op] = False
-            waiting += missing
+            waiting_ops += missing_makers
     return ordered

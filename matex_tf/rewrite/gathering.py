@@ -53,10 +53,10 @@ def _prepare_rows(copy: Any, tensor: Any, axis: int, rows: Rows) -> Prepared:
     """Gathers the rows of all ranks, block by block, and joins the blocks."""
 
     def finish(results: Sequence[Any]) -> Any:
-        whole = join_blocks(results, axis)
+        whole_tensor = join_blocks(results, axis)
         if tensor.shape.rank is not None:
-            whole.set_shape([None if index == axis else size for index, size in enumerate(tensor.shape)])
-        return whole
+            whole_tensor.set_shape([None if index == axis else size for index, size in enumerate(tensor.shape)])
+        return whole_tensor
 
     blocks = split_blocks(tensor, axis, rows, copy.batch_slice.count)
     return Prepared([Request("gather", block) for block in blocks], finish)
@@ -91,12 +91,12 @@ def _prepare_sizes(copy: Any, tensor: Any, placement: Placement) -> Prepared:
     """Adds up numbers of rows that a mask selects: each rank knows only its own number. Other sizes are computed."""
     are_selected = [size.rows is not None and size.rows.chosen is not None for size in placement.sizes]
     mask = tf.constant(are_selected[0] if tensor.shape.rank == 0 else are_selected)
-    part = tf.where(mask, tensor, tf.zeros_like(tensor))
+    own_counts = tf.where(mask, tensor, tf.zeros_like(tensor))
 
     def finish(results: Sequence[Any]) -> Any:
         return copy.make_sizes_whole(tf.where(mask, results[0], tensor), placement)
 
-    return Prepared([Request("sum", part)], finish)
+    return Prepared([Request("sum", own_counts)], finish)
 
 
 def _prepare_list(copy: Any, value: Value, tensor: Any) -> Prepared:
@@ -106,8 +106,8 @@ def _prepare_list(copy: Any, value: Value, tensor: Any) -> Prepared:
     def stack() -> Any:
         return tf.raw_ops.TensorListStack(input_handle=tensor, element_shape=-1, element_dtype=dtype)
 
-    def unstack(whole: Any) -> Any:
-        return tf.raw_ops.TensorListFromTensor(tensor=whole, element_shape=tf.shape(whole)[1:])
+    def unstack(items: Any) -> Any:
+        return tf.raw_ops.TensorListFromTensor(tensor=items, element_shape=tf.shape(items)[1:])
 
     def make_sizes_whole() -> Any:
         return unstack(copy.make_sizes_whole(stack(), item))
@@ -117,7 +117,7 @@ def _prepare_list(copy: Any, value: Value, tensor: Any) -> Prepared:
         return Prepared([], lambda _: tf.cond(has_items, make_sizes_whole, lambda: tf.identity(tensor)))
     stacked = stack()
     if item.kind == PARTIAL:
-        inner = Prepared([Request(item.reduction, stacked)], lambda results: results[0])
+        prepared = Prepared([Request(item.reduction, stacked)], lambda results: results[0])
     else:
-        inner = _prepare_rows(copy, stacked, item.axis + 1, item.rows)  # axis 0 of the stack numbers the items
-    return Prepared(inner.requests, lambda results: unstack(inner.finish(results)))
+        prepared = _prepare_rows(copy, stacked, item.axis + 1, item.rows)  # axis 0 of the stack numbers the items
+    return Prepared(prepared.requests, lambda results: unstack(prepared.finish(results)))

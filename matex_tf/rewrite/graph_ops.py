@@ -27,16 +27,16 @@ def is_stateful(op_type: str) -> bool:
 
 def iterate_nodes(graph: Any, ops: Iterable[Any] | None = None) -> Iterator[Any]:
     """The definitions of ops (default: all of `graph`), and of the ops in the functions that they call, each once."""
-    seen = set[str]()
-    pending = [op.node_def for op in (graph.get_operations() if ops is None else ops)]
-    while pending:
-        node = pending.pop()
+    seen_names = set[str]()
+    pending_nodes = [op.node_def for op in (graph.get_operations() if ops is None else ops)]
+    while pending_nodes:
+        node = pending_nodes.pop()
         yield node
         for name in list_functions(node):
-            function = None if name in seen else graph._get_function(name)
-            seen.add(name)
+            function = None if name in seen_names else graph._get_function(name)
+            seen_names.add(name)
             definition = getattr(function, "cached_definition", None)
-            pending.extend(() if definition is None else definition.node_def)
+            pending_nodes.extend(() if definition is None else definition.node_def)
 
 
 def has_op(op: Any, types: Container[str]) -> bool:
@@ -69,8 +69,12 @@ def iterate_graphs(graph: Any) -> Iterator[Any]:
     graphs = [graph]
     for current in graphs:  # grows by the graphs of the functions that these graphs call
         yield current
-        called = [getattr(function, "graph", None) for function in current._functions.values()]
-        graphs += [each for each in called if each is not None and all(each is not known for known in graphs)]
+        called_graphs = [getattr(function, "graph", None) for function in current._functions.values()]
+        graphs += [
+            called_graph
+            for called_graph in called_graphs
+            if called_graph is not None and all(called_graph is not known_graph for known_graph in graphs)
+        ]
 
 
 def evaluate_op(op: Any, inputs: list[Any]) -> list[Any]:

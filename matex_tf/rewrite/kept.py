@@ -30,14 +30,16 @@ _keeps_ops = ThreadFlag()
 def trace_copy(function: Callable[..., Any], specs: Sequence[Any]) -> Any:
     """The ConcreteFunction of a Python function that builds copies, for inputs of these specs; see `tf.function`."""
     with _keeps_ops.set():
-        traced = trace_own(function, input_signature=specs)
-    pending = [(traced.name, traced.graph)]  # grows by the functions that these call
-    for name, graph in pending:
+        concrete_function = trace_own(function, input_signature=specs)
+    pending_graphs = [(concrete_function.name, concrete_function.graph)]  # grows by the functions that these call
+    for name, graph in pending_graphs:
         if groups := tags.get_tag(graph, _KEPT):
             _splice_into(name, graph, groups)
             groups.clear()
-        pending += [(called.name, called.graph) for called in graph._functions.values()]
-    return traced
+        pending_graphs += [
+            (called_function.name, called_function.graph) for called_function in graph._functions.values()
+        ]
+    return concrete_function
 
 
 class _KeptOp(NamedTuple):
@@ -122,25 +124,25 @@ class Kept:
         if not self.ops:
             return []
         graph, Attribute = self._graph, attr_value_pb2.AttrValue
-        taken = [item for kept in self.ops for item in kept.inputs if not isinstance(item, Value)]
-        self.tensors = list({id(tensor): tensor for tensor in taken}.values())
-        writing = (kept for kept in self.ops if kept.node.type not in read_only_types())
-        written = {id(item) for kept in writing for item in kept.inputs}
+        input_tensors = [item for kept_op in self.ops for item in kept_op.inputs if not isinstance(item, Value)]
+        self.tensors = list({id(tensor): tensor for tensor in input_tensors}.values())
+        writing_ops = (kept_op for kept_op in self.ops if kept_op.node.type not in read_only_types())
+        written_ids = {id(item) for kept_op in writing_ops for item in kept_op.inputs}
         with tf.control_dependencies(None):
             inputs = [graph.capture(tensor) if tensor.graph is not graph else tensor for tensor in self.tensors]
             resources = (index for index, tensor in enumerate(inputs) if tensor.dtype == tf.resource)
-            read_only = [index for index in resources if id(self.tensors[index]) not in written]
+            read_only_indices = [index for index in resources if id(self.tensors[index]) not in written_ids]
             types = [tensor.dtype.base_dtype.as_datatype_enum for tensor in inputs]
             attributes = {
                 "Tin": Attribute(list=Attribute.ListValue(type=types)),
                 "Tout": Attribute(list=Attribute.ListValue()),
                 "f": Attribute(func=attr_value_pb2.NameAttrList(name="matex_tf_kept")),
                 # `tf.function` orders effects by this attribute: the call writes to no other resources.
-                "_read_only_resource_inputs": Attribute(list=Attribute.ListValue(i=read_only)),
+                "_read_only_resource_inputs": Attribute(list=Attribute.ListValue(i=read_only_indices)),
             }
             plain_call, stateful_call = CALLS
-            call = stateful_call if any(is_stateful(kept.node.type) for kept in self.ops) else plain_call
-            self.call = graph._create_op_internal(call, inputs, [], attrs=attributes)
+            call_type = stateful_call if any(is_stateful(kept_op.node.type) for kept_op in self.ops) else plain_call
+            self.call = graph._create_op_internal(call_type, inputs, [], attrs=attributes)
         self.waiting[self.call] = list(effects)
         tags.get_or_make_tag(graph, _KEPT, list[Kept]).append(self)
         return [self.call]
@@ -182,17 +184,17 @@ class _Definition:
         control_inputs: dict[str, list[str]] = {}
         names_of_groups = [self._name_nodes(kept, control_inputs) for kept in groups]
         # Copy the created ops, with kept ops in place of stand-ins.
-        left_out = {self._names[op] for kept in groups for op in (kept.call, *kept.stand_ins)}
+        omitted_names = {self._names[op] for kept in groups for op in (kept.call, *kept.stand_ins)}
         for node in original.node_def:
-            if node.name not in left_out:
-                new = self.spliced.node_def.add()
-                new.CopyFrom(node)
-                new.input[:] = [*map(self._replace, node.input), *control_inputs.get(node.name, ())]
+            if node.name not in omitted_names:
+                new_node = self.spliced.node_def.add()
+                new_node.CopyFrom(node)
+                new_node.input[:] = [*map(self._replace, node.input), *control_inputs.get(node.name, ())]
         # Add the kept ops. A NoOp that waits for their effects replaces the call op, for ops that wait for it.
         for kept, names in zip(groups, names_of_groups):
-            call = nodes[kept.call]
-            self.spliced.node_def.add(name=call.name, op="NoOp", input=control_inputs[call.name])
-            names.update((id(tensor), self._replace(name)) for tensor, name in zip(kept.tensors, call.input))
+            call_node = nodes[kept.call]
+            self.spliced.node_def.add(name=call_node.name, op="NoOp", input=control_inputs[call_node.name])
+            names.update((id(tensor), self._replace(name)) for tensor, name in zip(kept.tensors, call_node.input))
             self._add(kept, names)
         for name, result in original.ret.items():
             self.spliced.ret[name] = self._replace(result)
@@ -213,30 +215,30 @@ class _Definition:
 
     def _add(self, kept: Kept, names: dict[int, str]) -> None:
         """Add kept ops. names: of kept ops and their inputs, by the ids of nodes, values and tensors."""
-        start = len(self.spliced.node_def)
+        first_index = len(self.spliced.node_def)
         self.spliced.node_def.extend(kept_op.node.definition for kept_op in kept.ops)
-        for (node, sources, controls), new in zip(kept.ops, self.spliced.node_def[start:]):
-            new.name = names[id(node)]
+        for (node, sources, controls), new_node in zip(kept.ops, self.spliced.node_def[first_index:]):
+            new_node.name = names[id(node)]
             inputs = [names[id(source)] for source in sources]
             control_names = (names[id(item)] if isinstance(item, Node) else self._names.get(item) for item in controls)
             # A control without a name is an input of the function, or is captured from outside: it has run before.
             inputs += dict.fromkeys(self._replace(f"^{name}") for name in control_names if name is not None)
-            new.input[:] = inputs
-            for name in [name for name in new.attr if name[0] == "_" and name != MUST_COMPILE]:
-                del new.attr[name]
+            new_node.input[:] = inputs
+            for name in [name for name in new_node.attr if name[0] == "_" and name != MUST_COMPILE]:
+                del new_node.attr[name]
             for name, value in ordered_sums.list_marks(node).items():
-                new.attr[name].CopyFrom(value)
+                new_node.attr[name].CopyFrom(value)
 
     def _replace(self, name: str) -> str:
         """The name in `spliced` of a tensor or a control input, a kept op's in place of a stand-in's."""
         return self._replaced.get(name, name)
 
-    def _make_unique(self, wanted: str) -> str:
-        """A name that no other node has, `wanted` if it is free."""
-        name = wanted
+    def _make_unique(self, base_name: str) -> str:
+        """A name that no other node has, `base_name` if it is free."""
+        name = base_name
         while name in self._used:
-            self._numbers[wanted] += 1
-            name = f"{wanted}_{self._numbers[wanted]}"
+            self._numbers[base_name] += 1
+            name = f"{base_name}_{self._numbers[base_name]}"
         self._used.add(name)
         return name
 

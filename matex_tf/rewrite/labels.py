@@ -46,12 +46,12 @@ def label_waves(program: Program, waves: Sequence[Sequence[Exchange]]) -> None:
     for node in program.nodes:
         for value in node.inputs:
             users.setdefault(id(value), []).append(node)
-    used: set[int] = set()  # the ids of labels of later waves
+    used_label_ids: set[int] = set()  # the ids of labels of later waves
     for wave in reversed(waves):
         for exchange in wave:
             labels = _list_labels_before(exchange.value) or _list_labels_after(exchange.value, users)
-            exchange.label = _find_only(labels, used)
-        used.update(id(exchange.label) for exchange in wave)
+            exchange.label = _find_only(labels, used_label_ids)
+        used_label_ids.update(id(exchange.label) for exchange in wave)
 
 
 def is_labelled(value: Value) -> bool:
@@ -68,13 +68,13 @@ def _label_inner_inputs(program: Program) -> None:
                 inner.label = inner.label or _find_only(_list_labels_before(outer), set())
 
 
-def _find_only(labels: Iterable[Any], used: set[int]) -> Any:
-    """The label, if all `labels` are the same and its id is not in `used`; else None."""
-    by_id = {id(label): label for label in labels}
-    if len(by_id) != 1:
+def _find_only(labels: Iterable[Any], used_label_ids: set[int]) -> Any:
+    """The label, if all `labels` are the same and its id is not in `used_label_ids`; else None."""
+    labels_by_id = {id(label): label for label in labels}
+    if len(labels_by_id) != 1:
         return None
-    ((label_id, label),) = by_id.items()
-    return None if label_id in used else label
+    ((label_id, label),) = labels_by_id.items()
+    return None if label_id in used_label_ids else label
 
 
 def _list_labels_before(value: Value) -> list[Any]:
@@ -100,13 +100,13 @@ def _list_labels_after(value: Value, users: dict[int, list[Node]]) -> list[Any]:
 
 def checks_labelled(program: Program, types: Sequence[str]) -> bool:
     """Whether an op of these types, such as IsFinite, takes whole tensors that are made of labelled tensors."""
-    made: set[int] = set()  # the ids of values that are made of labelled tensors
+    derived_ids: set[int] = set()  # the ids of values that are made of labelled tensors
     for node in program.iterate_nodes():
-        is_made = any(value.label is not None or id(value) in made for value in node.inputs)
-        if is_made and node.type in types:
+        is_derived = any(value.label is not None or id(value) in derived_ids for value in node.inputs)
+        if is_derived and node.type in types:
             return True
-        if is_made:
-            made.update(
+        if is_derived:
+            derived_ids.update(
                 id(value) for value in node.outputs if value.placement.kind == PARTIAL or value.placement.is_replicated
             )
     return False

@@ -68,30 +68,34 @@ class Value:
 
     def find_shape(self, placement: Placement) -> list[int | None] | None:
         """The known sizes of a rank's tensor, if the value is brought to this placement, which is no piece."""
-        known = self.whole_shape
-        if known is None or not placement.is_sharded:
-            return known
-        return [None if axis == placement.axis else size for axis, size in enumerate(known)]
+        known_shape = self.whole_shape
+        if known_shape is None or not placement.is_sharded:
+            return known_shape
+        return [None if axis == placement.axis else size for axis, size in enumerate(known_shape)]
 
     def set_shape(self, shape: list[int | None]) -> None:
         """Add fixed sizes that the script's graph does not show. A shape of another rank is ignored."""
-        known = self.whole_shape
-        joined = shape if known is None else [new if old is None else old for old, new in zip(known, shape)]
-        has_same_rank = known is None or len(known) == len(shape)
-        if joined != known and has_same_rank:
-            self._shape, self.has_more_shape = joined, True
+        known_shape = self.whole_shape
+        joined_shape = (
+            shape
+            if known_shape is None
+            else [new_size if old_size is None else old_size for old_size, new_size in zip(known_shape, shape)]
+        )
+        has_same_rank = known_shape is None or len(known_shape) == len(shape)
+        if joined_shape != known_shape and has_same_rank:
+            self._shape, self.has_more_shape = joined_shape, True
 
     def estimate_bytes(self, rows: int) -> int:
         """Bytes of the script's tensor for a batch of `rows` rows; unknown sizes count as `USUAL_SIZE`."""
-        product = int(self.dtype.size)
+        byte_count = int(self.dtype.size)
         for axis, size in enumerate(self.shape or [None]):
             if size is not None:
-                product *= size
+                byte_count *= size
             elif self.placement.is_sharded and axis == self.placement.axis:
-                product *= rows * (self.placement.rows.unit or 1)
+                byte_count *= rows * (self.placement.rows.unit or 1)
             else:
-                product *= USUAL_SIZE
-        return product
+                byte_count *= USUAL_SIZE
+        return byte_count
 
     @property
     def sizes(self) -> tuple[Size, ...] | None:
@@ -207,10 +211,10 @@ class Node:
             if shape is not None:
                 value.set_shape(shape)
 
-    def update_from(self, other: Node) -> None:
+    def update_from(self, new_node: Node) -> None:
         """Take over the inputs and the decision of a new node of the same op, and keep the own outputs."""
-        self.inputs, self.controls = other.inputs, other.controls
-        self.decision, self.bodies = other.decision, other.bodies
+        self.inputs, self.controls = new_node.inputs, new_node.controls
+        self.decision, self.bodies = new_node.decision, new_node.bodies
 
     def get_placement(self, index: int) -> Placement:
         return self.inputs[index].placement
@@ -293,8 +297,8 @@ class Node:
             # The vector may be about the first axes only: of a matrix product, only the outer axes are broadcast. It
             # names no axis after these.
             return [*axes, *[False] * (rank - len(axes))]
-        named = self.read_axes(index, rank)
-        return [axis in named for axis in range(rank)]
+        named_axes = self.read_axes(index, rank)
+        return [axis in named_axes for axis in range(rank)]
 
     def read_sizes(self, index: int) -> tuple[Size, ...]:
         return require_known(self.inputs[index].sizes)
@@ -349,8 +353,10 @@ def require_known(fact: _Fact | None) -> _Fact:
 def has_same_outputs(first: Node, second: Node) -> bool:
     """Whether replacing `first` by `second` changes no decision about later nodes."""
     return all(
-        value.placement == other.placement and value.shape == other.shape and _is_same(value.constant, other.constant)
-        for value, other in zip(first.outputs, second.outputs, strict=True)
+        value.placement == other_value.placement
+        and value.shape == other_value.shape
+        and _is_same(value.constant, other_value.constant)
+        for value, other_value in zip(first.outputs, second.outputs, strict=True)
     )
 
 

@@ -61,10 +61,10 @@ class OwnFeed:
             raise OwnRowsError("its trace, made before the call, holds the number of one rank's rows")
 
         def emit(copy: Any, handle: Any) -> list[Any]:
-            tensors, own = take_own_rows(copy.make_own_slice, node.type, handle, outputs)
+            tensors, own_rows = take_own_rows(copy.make_own_slice, node.type, handle, outputs)
             if not is_sliced:  # the program computes with the rows of all ranks
-                return gather_rows(copy.exchanger, tensors, own.batch_slice)
-            copy.batch_slice = own.batch_slice
+                return gather_rows(copy.exchanger, tensors, own_rows.batch_slice)
+            copy.batch_slice = own_rows.batch_slice
             return tensors
 
         return Decision([WHOLE], [BATCH if is_sliced else WHOLE] * len(outputs), emit, communicates=True)
@@ -75,8 +75,8 @@ class OwnFeed:
         def emit(copy: Any, optional: Any) -> list[Any]:
             has_batch = tf.cast(tf.raw_ops.OptionalHasValue(optional=optional), tf.int32)
             # `owned`: ranks without rows take part, too.
-            (has_any,) = copy.exchanger.exchange([Request("max", has_batch, owned=True)], copy.batch_slice)
-            return [tf.cast(has_any, tf.bool)]
+            (any_has_batch,) = copy.exchanger.exchange([Request("max", has_batch, owned=True)], copy.batch_slice)
+            return [tf.cast(any_has_batch, tf.bool)]
 
         return Decision([WHOLE], [WHOLE], emit, communicates=True)
 
@@ -97,8 +97,8 @@ def check_components(components: Sequence[tuple[Any, Any]]) -> None:
     """Raise OwnRowsError if a component is no dense tensor with rows. components: pairs of dtype and shape."""
     for dtype, shape in components:
         if dtype.name in HANDLES or not shape.rank:
-            kind = "is sparse, ragged or a dataset" if dtype.name in HANDLES else "has no rows"
-            raise OwnRowsError(f"a component of the batches ({dtype.name}, shape {shape}) {kind}")
+            problem = "is sparse, ragged or a dataset" if dtype.name in HANDLES else "has no rows"
+            raise OwnRowsError(f"a component of the batches ({dtype.name}, shape {shape}) {problem}")
 
 
 def take_own_rows(make_own_slice: Any, kind: str, handle: Any, outputs: Sequence[Any]) -> tuple[list[Any], OwnRows]:
@@ -110,7 +110,10 @@ def take_own_rows(make_own_slice: Any, kind: str, handle: Any, outputs: Sequence
     outputs: the components of the batch, tensors or specs.
     make_own_slice: returns the `OwnRows`, from the components and whether this rank has a batch. Collective.
     """
-    specs = {"output_types": [each.dtype for each in outputs], "output_shapes": [each.shape for each in outputs]}
+    specs = {
+        "output_types": [output.dtype for output in outputs],
+        "output_shapes": [output.shape for output in outputs],
+    }
     is_optional = kind == "OptionalGetValue"
     optional = handle if is_optional else tf.raw_ops.IteratorGetNextAsOptional(iterator=handle, **specs)
     has_batch = tf.raw_ops.OptionalHasValue(optional=optional)
@@ -119,26 +122,26 @@ def take_own_rows(make_own_slice: Any, kind: str, handle: Any, outputs: Sequence
         return [tf.zeros([0, *(size or 0 for size in output.shape.as_list()[1:])], output.dtype) for output in outputs]
 
     rows = _cond(has_batch, lambda: tf.raw_ops.OptionalGetValue(optional=optional, **specs), make_no_rows, outputs)
-    own = make_own_slice(rows, has_batch)
+    own_rows = make_own_slice(rows, has_batch)
     if not is_optional:
         # When the data of all ranks have ended, IteratorGetNext raises the end-of-data error, as in the script. The
         # ops of the step need the slice, and the slice waits for the rows. So no op has an effect before the error.
         rows = _cond(
-            own.any_has_batch, lambda: rows, lambda: tf.raw_ops.IteratorGetNext(iterator=handle, **specs), outputs
+            own_rows.any_has_batch, lambda: rows, lambda: tf.raw_ops.IteratorGetNext(iterator=handle, **specs), outputs
         )
         with tf.control_dependencies(rows):
-            own = own._replace(batch_slice=Slice(*map(tf.identity, own.batch_slice)))
-    return fill_rows(rows, own), own
+            own_rows = own_rows._replace(batch_slice=Slice(*map(tf.identity, own_rows.batch_slice)))
+    return fill_rows(rows, own_rows), own_rows
 
 
-def fill_rows(rows: Sequence[Any], own: OwnRows) -> list[Any]:
+def fill_rows(rows: Sequence[Any], own_rows: OwnRows) -> list[Any]:
     """The components of this rank's rows, or one row of zeros if it has none."""
 
     def make_row() -> list[Any]:
-        shapes = [tf.concat([[tf.constant(1, tf.int64)], sizes], 0) for sizes in own.sizes]
+        shapes = [tf.concat([[tf.constant(1, tf.int64)], sizes], 0) for sizes in own_rows.sizes]
         return [tf.zeros(shape, component.dtype) for shape, component in zip(shapes, rows)]
 
-    return _cond(own.batch_slice.contributes, lambda: list(rows), make_row, rows)
+    return _cond(own_rows.batch_slice.contributes, lambda: list(rows), make_row, rows)
 
 
 def _cond(condition: Any, make_if_true: Any, make_if_false: Any, outputs: Sequence[Any]) -> list[Any]:

@@ -42,22 +42,22 @@ def place(node: Node) -> Decision:
     Raises NoRuleError, as `require` does, if the op must take whole tensors.
     """
     # Input 0 is the handle of a variable in pieces: a read returns a piece, an assignment takes one.
-    first = node.get_placement(0)
-    if first.is_piece_handle:
+    first_placement = node.get_placement(0)
+    if first_placement.is_piece_handle:
         if node.type == "ReadVariableOp":
-            return node.decide([None], make_piece(first.cuts))
+            return node.decide([None], make_piece(first_placement.cuts))
         if node.type in ASSIGNS and not node.get_placement(1).is_piece_handle:
-            return node.decide([None, _find_need(node.inputs[1], first.cuts)])
+            return node.decide([None, _find_need(node.inputs[1], first_placement.cuts)])
         raise NoRuleError  # the op takes the variable whole
     # Otherwise some inputs are pieces. A handle among the other inputs belongs to an op that takes the variable whole.
     require(not any(placement.is_piece_handle for placement in node.placements))
     if node.type in _ENTRYWISE:
         return _compute_entries(node)
-    require(first.is_piece)
+    require(first_placement.is_piece)
     if node.type in _SAME_ORDER:
         # The last cut is the number of entries of the whole tensor.
-        require(node.op.outputs[0].shape.num_elements() == first.cuts[-1])
-        return node.decide([None], first, emit=lambda _, piece, *shape: [piece])
+        require(node.op.outputs[0].shape.num_elements() == first_placement.cuts[-1])
+        return node.decide([None], first_placement, emit=lambda _, piece, *shape: [piece])
     if node.type in ("Shape", "Size", "Rank"):
         return _describe(node)
     if node.type in _COMBINED_BY:
@@ -120,14 +120,14 @@ def _reduce(node: Node) -> Decision:
     """A reduction over all entries: each rank reduces its piece, and a collective combines the results (`owned`)."""
     if node.type == "L2Loss":
         return node.decide([None], Placement(PARTIAL, owned=True))
-    rank, entries = node.count_axes(0), node.get_placement(0).cuts[-1]
+    rank, entry_count = node.count_axes(0), node.get_placement(0).cuts[-1]
     require(all(node.read_named_axes(1, rank)) and (node.type != "Mean" or node.inputs[0].dtype.is_floating))
     new_shape = [1] * rank if node.read_attribute("keep_dims", False) else []
-    kind = "sum" if node.type == "Mean" else node.type.lower()
+    reduction = "sum" if node.type == "Mean" else node.type.lower()
 
     def emit(_: Any, piece: Any, axes: Any) -> list[Any]:
-        result = getattr(tf, f"reduce_{kind}")(piece)
-        return [tf.reshape(result / entries if node.type == "Mean" else result, new_shape)]
+        result = getattr(tf, f"reduce_{reduction}")(piece)
+        return [tf.reshape(result / entry_count if node.type == "Mean" else result, new_shape)]
 
     partial = Placement(PARTIAL, reduction=_COMBINED_BY[node.type], owned=True)
     return node.decide([None], partial, emit=emit, shapes=[new_shape])

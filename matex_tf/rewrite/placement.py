@@ -213,16 +213,16 @@ def join(first: Placement, second: Placement) -> Placement:
             return first if second.item is None else second
         return list_of(first.item if first.item == second.item else WHOLE, first.dtype)
     # Facts that may hold for one placement only are dropped. Then both may be equal.
-    plain = [placement._replace(is_zero=False, index_rows=None) for placement in (first, second)]
-    if plain[0] == plain[1]:
-        return plain[0]
+    plain_placements = [placement._replace(is_zero=False, index_rows=None) for placement in (first, second)]
+    if plain_placements[0] == plain_placements[1]:
+        return plain_placements[0]
     # A replicated tensor can become a partial sum: rank 0 keeps it, the other ranks have 0.
-    kinds = {placement.kind for placement in plain}
-    if kinds == {REPLICATED, PARTIAL} and any(placement.is_partial for placement in plain):
+    kinds = {placement.kind for placement in plain_placements}
+    if kinds == {REPLICATED, PARTIAL} and any(placement.is_partial for placement in plain_placements):
         return SUM
     # Two vectors of sizes that count rows at the same positions: other numbers that differ become unknown.
-    pairs = list(zip(first.sizes, second.sizes))
+    size_pairs = list(zip(first.sizes, second.sizes))
     are_alike = kinds == {SIZES} and len(first.sizes) == len(second.sizes)
-    if are_alike and all(a.rows == b.rows for a, b in pairs):
-        return make_sizes([a if a == b else Size(a.rows) for a, b in pairs])
+    if are_alike and all(a.rows == b.rows for a, b in size_pairs):
+        return make_sizes([a if a == b else Size(a.rows) for a, b in size_pairs])
     return WHOLE

@@ -79,8 +79,8 @@ class Program:
 
 def drop_unneeded(nodes: list[Node], outputs: Iterable[Value], effects: Iterable[Node]) -> list[Node]:
     """The nodes that outputs or effects need, in the order of `nodes`."""
-    needed = {value.node for value in outputs}.union(effects)
+    needed_nodes = {value.node for value in outputs}.union(effects)
     for node in reversed(nodes):
-        if node in needed:
-            needed.update(node.predecessors)
-    return [node for node in nodes if node in needed]
+        if node in needed_nodes:
+            needed_nodes.update(node.predecessors)
+    return [node for node in nodes if node in needed_nodes]

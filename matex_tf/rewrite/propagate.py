@@ -113,17 +113,17 @@ class Reader:
             _wrap_whole(nodes, outputs)
         # The op that takes the batch is needed even if only its number of rows is used, which no op makes (`counts`).
         sources = [node for node in nodes if takes_batch and is_batch(node)]
-        needed = drop_unneeded(nodes, outputs, [*effects, *sources])
-        return Program(put_first(needed) if takes_batch else needed, inputs, outputs, effects, takes_batch)
+        needed_nodes = drop_unneeded(nodes, outputs, [*effects, *sources])
+        return Program(put_first(needed_nodes) if takes_batch else needed_nodes, inputs, outputs, effects, takes_batch)
 
     def convert_sums(self, needed: dict[tuple[Any, ...], Placement]) -> bool:
         """Convert these sums where they arise. Returns whether any is new, so that a further reading is needed."""
-        new = {key: need for key, need in needed.items() if self.converted.get(key) != need}
+        new_needs = {key: need for key, need in needed.items() if self.converted.get(key) != need}
         # The ops that make these sums, and the calls around them, are read again: their last readings are of no op.
-        stale = self._readings.keys() & {key[:length] for key in new for length in range(1, len(key))}
-        self._readings |= {key: self._readings[key]._replace(op=None) for key in stale}
-        self.converted |= new
-        return bool(new)
+        stale_keys = self._readings.keys() & {key[:length] for key in new_needs for length in range(1, len(key))}
+        self._readings |= {key: self._readings[key]._replace(op=None) for key in stale_keys}
+        self.converted |= new_needs
+        return bool(new_needs)
 
     def _read_into(
         self, nodes: list[Node], graph: Any, inputs: list[Value], key: tuple[Any, ...], controls: list[Node]
@@ -143,10 +143,10 @@ class Reader:
         for record in records:
             if self.reused is None and record.outputs and record.outputs[0] in input_ids:
                 continue  # the placeholder of an input
-            before = [node for op_id in record.controls for node in ends.get(op_id, ())]
+            predecessors = [node for op_id in record.controls for node in ends.get(op_id, ())]
             if record.is_stateful:
-                before += controls
-            reading = self._find_reading(record, (*key, record.name), before, values)
+                predecessors += controls
+            reading = self._find_reading(record, (*key, record.name), predecessors, values)
             nodes += reading.nodes
             ends[record.id] = reading.ends
             for tensor_id, value in zip(record.outputs, reading.outputs):
@@ -165,15 +165,21 @@ class Reader:
         values: the values of tensors so far, by the ids of the tensors.
         """
         inputs = [values[tensor_id] for tensor_id in record.inputs]
-        last = self._readings.pop(key, None)  # put back at the end: a reading that fails must not be used again
-        is_known = last is not None and (last.op, last.inputs, last.controls) == (record.op, inputs, controls)
-        if last is not None and is_known and not _has_old_inputs(last.nodes, values):
-            reading = last
-            for node in filter(is_batch, last.nodes):
+        last_reading = self._readings.pop(key, None)  # put back at the end: a reading that fails must not be used again
+        is_unchanged = last_reading is not None and (last_reading.op, last_reading.inputs, last_reading.controls) == (
+            record.op,
+            inputs,
+            controls,
+        )
+        if last_reading is not None and is_unchanged and not _has_old_inputs(last_reading.nodes, values):
+            reading = last_reading
+            for node in filter(is_batch, last_reading.nodes):
                 self._have_batch[-1], self.batch_rows = True, count_rows(node.outputs)
         else:
             nodes: list[Node] = []
-            outputs, ends = self._read_op(nodes, record, list(inputs), key, controls, last.nodes if last else ())
+            outputs, ends = self._read_op(
+                nodes, record, list(inputs), key, controls, last_reading.nodes if last_reading else ()
+            )
             reading = _OpReading(record.op, inputs, controls, nodes, outputs, ends)
         self._readings[key] = reading
         return reading
@@ -208,8 +214,8 @@ class Reader:
         find_constants(node)
         node.is_reused = self.reused is not None and op in self.reused
         # An op that is reused takes the script's own tensors, whatever the placements of the inputs are.
-        given = Decision([None] * len(inputs), [WHOLE] * len(node.outputs))
-        decision = given if node.is_reused else self._decide(node)
+        reused_decision = Decision([None] * len(inputs), [WHOLE] * len(node.outputs))
+        decision = reused_decision if node.is_reused else self._decide(node)
         if isinstance(decision, Expansion):
             outputs, _ = self._read_into(nodes, trace_expansion(decision, inputs), inputs, key, controls)
             return outputs, [value.node for value in outputs if value.node is not None]
@@ -224,7 +230,7 @@ class Reader:
         for value in node.outputs:
             if value.counts is not None:
                 value.node = None
-        last_node = next((each for each in last_nodes if each.key == key), None)
+        last_node = next((candidate for candidate in last_nodes if candidate.key == key), None)
         if last_node is not None and has_same_outputs(last_node, node):
             # Keep the node of the last reading. Later ops take its values as before, and need not be read again.
             last_node.update_from(node)
@@ -264,46 +270,46 @@ class Reader:
         """The placements that an op needs and gives, by the first of these that applies: the feed of an input, the
         bodies of a branch or loop, pieces of variables, compilation, the rule of the op's type; else whole inputs.
         """
-        special = [value.placement for value in node.inputs if value.placement is not WHOLE]
+        special_placements = [value.placement for value in node.inputs if value.placement is not WHOLE]
         # The placement of an input with a feed: an iterator, dataset or optional of batches that ranks share (`feeds`).
-        fed = next((placement for placement in special if placement.feed is not None), None)
+        feed_placement = next((placement for placement in special_placements if placement.feed is not None), None)
         if node.type in SOURCES:
             is_sliced = self.takes_batches and not self._have_batch[-1]
-            if fed or (is_sliced and all(placement.is_replicated for placement in special)):
-                return self._decide_on_source(node, fed, is_sliced)
-        if fed and node.type == "OptionalHasValue":
-            return fed.feed.place_end_check(node)
+            if feed_placement or (is_sliced and all(placement.is_replicated for placement in special_placements)):
+                return self._decide_on_source(node, feed_placement, is_sliced)
+        if feed_placement and node.type == "OptionalHasValue":
+            return feed_placement.feed.place_end_check(node)
         if node.type in ALIASES:
             return Decision([None] * len(node.inputs), node.placements)
         try:  # the rules, each of which may raise NoRuleError
             if node.type in control.FLOW and self.reads_functions(node.op, node.inputs):
                 return control.FLOW[node.type](self, node)
-            if any(placement.is_piece_handle or placement.is_piece for placement in special):
+            if any(placement.is_piece_handle or placement.is_piece for placement in special_placements):
                 return pieces.place(node)
             # A session cannot run collectives in a compiled function. There each rank calls the function with all rows.
-            if special and self.reused is None and compiled.is_compiled(node.op) and _has_parts(node.inputs):
+            if special_placements and self.reused is None and compiled.is_compiled(node.op) and _has_parts(node.inputs):
                 return compiled.place_call(self, node)
             if node.type in RULES:
                 return RULES[node.type](node)
         except NoRuleError:
             node.bodies = []  # a rule that failed may have set them
         # No rule applies: the op takes whole inputs.
-        for placement in special:
+        for placement in special_placements:
             if placement.is_piece_handle:
                 self.refused.setdefault(placement.variable, node.op)
-        if fed:
-            return fed.feed.place_other(node, fed)
+        if feed_placement:
+            return feed_placement.feed.place_other(node, feed_placement)
         # All ranks use the random numbers of one rank. They travel as a sum, and there are no sums of strings.
         is_drawn = has_no_seed(node.op) and not any(value.dtype.name == "string" for value in node.outputs)
         return draw_once(node) if is_drawn else decide_without_rule(node)
 
-    def _decide_on_source(self, node: Node, fed: Placement | None, is_sliced: bool) -> Decision:
+    def _decide_on_source(self, node: Node, feed_placement: Placement | None, is_sliced: bool) -> Decision:
         """Decide on an op that returns a batch.
 
-        fed: the placement of the op's input, if this placement has a feed.
+        feed_placement: the placement of the op's input, if this placement has a feed.
         is_sliced: this is the batch that the ranks divide in the program; any other batch has the rows of all ranks.
         """
-        decision = fed.feed.place_batch(node, is_sliced) if fed else place_batch(node)
+        decision = feed_placement.feed.place_batch(node, is_sliced) if feed_placement else place_batch(node)
         if is_sliced:
             self._have_batch[-1] = any(placement.is_sharded for placement in decision.gives)
             for value, placement in zip(node.outputs, decision.gives):
@@ -322,9 +328,9 @@ def _has_old_inputs(nodes: Sequence[Node], values: dict[int, Value]) -> bool:
     If the op is a call whose function is inlined, these nodes are the function's, and take values of the function's own
     reading. Then the call is read again, and the function's reading repeats only what has changed.
     """
-    added = nodes[:-1]  # the last node is the op's own, or converts its result
-    own = {id(value) for node in added for value in node.outputs}
-    inputs = (value for node in added for value in node.inputs if id(value) not in own)
+    added_nodes = nodes[:-1]  # the last node is the op's own, or converts its result
+    own_value_ids = {id(value) for node in added_nodes for value in node.outputs}
+    inputs = (value for node in added_nodes for value in node.inputs if id(value) not in own_value_ids)
     return any(values.get(id(value.tensor)) is not value for value in inputs)
 
 

@@ -75,7 +75,7 @@ class Exchanger:
         batch_slice: if its `contributes` is false, this rank adds 0, whatever its tensors hold.
         is_last: no later wave of the copy has a label.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no collectives: {[each.kind for each in requests]}")
+        raise NotImplementedError(f"{type(self).__name__} has no collectives: {[request.kind for request in requests]}")
 
     def can_publish(self, handle: Any, dtype: Any) -> bool:
         """Whether the ranks can publish new values of their pieces of this variable in place."""

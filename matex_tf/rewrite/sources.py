@@ -33,15 +33,15 @@ def find_source(graph: Any) -> Any:
     taken before the function is called.
     """
     handles = {id(tensor) for tensor in graph.inputs if tensor.dtype.name == "resource"}
-    used: set[int] = set()  # the ids of the inputs of the ops so far
+    used_ids: set[int] = set()  # the ids of the inputs of the ops so far
     for op in graph.get_operations():
         handle = id(op.inputs[0]) if op.type in _ITERATIONS else None
-        is_first_use = handle in handles - used and not op.control_inputs
+        is_first_use = handle in handles - used_ids and not op.control_inputs
         if is_first_use and any(find_components([tensor.shape for tensor in op.outputs])):
             return op
         if has_op(op, SOURCES):
             return None
-        used.update(map(id, op.inputs))
+        used_ids.update(map(id, op.inputs))
     return None
 
 
@@ -61,9 +61,9 @@ def find_components(shapes: Sequence[Any]) -> list[bool]:
     If lengths are unknown (None), these components have rows. Otherwise the components of the most common length above
     1 have rows: of lengths 64, 64 and 3, the first two. A wrong choice only makes the step slower.
     """
-    opened = [has_open_rows(shape) for shape in shapes]
-    if any(opened):
-        return opened
+    are_open = [has_open_rows(shape) for shape in shapes]
+    if any(are_open):
+        return are_open
     counts = [shape.as_list()[0] if shape.rank else None for shape in shapes]
     rows = choose_rows(counts)
     return [rows > 0 and count == rows for count in counts]
@@ -74,8 +74,8 @@ def choose_rows(counts: Iterable[int | None]) -> int:
 
     None: a component without an axis.
     """
-    known = [count for count in counts if count and count > 1]
-    return max(known, key=known.count, default=0)
+    known_counts = [count for count in counts if count and count > 1]
+    return max(known_counts, key=known_counts.count, default=0)
 
 
 def count_rows(batch: Iterable[Value]) -> int | None:
@@ -112,18 +112,22 @@ def put_first(nodes: list[Node]) -> list[Node]:
     the batch. So such ops get a control edge from the op that takes the batch.
     """
     source = next(node for node in nodes if is_batch(node))
-    needed = set(reach([source], lambda node: node.predecessors))
-    rest = [node for node in nodes if node not in needed]
-    for node in rest:
+    needed_nodes = set(reach([source], lambda node: node.predecessors))
+    other_nodes = [node for node in nodes if node not in needed_nodes]
+    for node in other_nodes:
         if _uses_slice(node) and not node.has_rows and source not in node.controls:
             node.controls = [*node.controls, source]
-    return [node for node in nodes if node in needed] + rest
+    return [node for node in nodes if node in needed_nodes] + other_nodes
 
 
 def _uses_slice(node: Node) -> bool:
     """Whether the results of a node may depend on the rank's slice."""
-    slices = any(need is not None and need.is_sharded for need in node.decision.needs)
-    return node.decision.emit is not None or slices or any(placement.kind == SIZES for placement in node.placements)
+    has_sliced_input = any(need is not None and need.is_sharded for need in node.decision.needs)
+    return (
+        node.decision.emit is not None
+        or has_sliced_input
+        or any(placement.kind == SIZES for placement in node.placements)
+    )
 
 
 def take_rows(copy: Any, tensors: list[Any], are_rows: list[bool]) -> list[Any]:

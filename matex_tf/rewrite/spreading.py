@@ -31,14 +31,14 @@ def spread_rows(node: Node, decide: Decide) -> list[Node]:
 
     The outputs of the new nodes replace these inputs of `node`. An input that cannot be made by rows stays.
     """
-    added: list[Node] = []
+    added_nodes: list[Node] = []
     for index, need in enumerate(node.decision.needs):
         if need is not None and need.is_sharded and node.inputs[index].placement.kind in (REPLICATED, PARTIAL):
-            new = _make_rows(node, index, need, (*node.key, "rows", index), decide)
-            if new:
-                added += new
-                node.inputs[index] = new[-1].outputs[0]
-    return added
+            new_nodes = _make_rows(node, index, need, (*node.key, "rows", index), decide)
+            if new_nodes:
+                added_nodes += new_nodes
+                node.inputs[index] = new_nodes[-1].outputs[0]
+    return added_nodes
 
 
 def _make_rows(user: Node, index: int, need: Placement, key: tuple[Any, ...], decide: Decide) -> list[Node]:
@@ -84,16 +84,16 @@ def _compute_rows(node: Node, need: Placement, decide: Decide) -> list[Node]:
 
     The inputs are broadcast, so axes are counted from the end. An input with one entry along the axis serves all rows.
     """
-    count, added = len(node.outputs[0].whole_shape or []), list[Node]()
+    axis_count, added_nodes = len(node.outputs[0].whole_shape or []), list[Node]()
     for index in range(len(node.inputs)):
         shape = node.read_shape(index)
-        axis = need.axis - count + len(shape)
+        axis = need.axis - axis_count + len(shape)
         if axis >= 0 and shape[axis] != 1:
-            new = _make_rows(node, index, shard(axis, need.rows), (*node.key, index), decide)
-            require(bool(new))
-            added += new
-            node.inputs[index] = new[-1].outputs[0]
+            new_nodes = _make_rows(node, index, shard(axis, need.rows), (*node.key, index), decide)
+            require(bool(new_nodes))
+            added_nodes += new_nodes
+            node.inputs[index] = new_nodes[-1].outputs[0]
     decision = decide(node)
     if isinstance(decision, Decision) and decision.emit is None:
         node.decide_on(decision)
-    return added
+    return added_nodes

@@ -73,8 +73,10 @@ class SessionSubgraph(Subgraph):
         fed_names = {tensor.name for tensor in fed}
         copied = _find_dependents(needed, fed_names, sliced_names, roots)
         for op in kept:
-            before = [other for other in _list_ancestors([op], fed_names) if other in copied and other is not op]
-            if not any(is_stateful(other.type) for other in before):
+            copied_ancestors = [
+                ancestor for ancestor in _list_ancestors([op], fed_names) if ancestor in copied and ancestor is not op
+            ]
+            if not any(is_stateful(ancestor.type) for ancestor in copied_ancestors):
                 copied.discard(op)
         self.needed = list(needed)
         self.copied = [op for op in needed if op in copied]
@@ -100,14 +102,14 @@ def list_inputs(op: Any) -> Sequence[Any]:
 
 def reach(starts: Iterable[_Item], list_next: Callable[[_Item], Iterable[_Item]]) -> list[_Item]:
     """The items that are reached from `starts`, each once. `list_next(item)`: the items to which an item leads."""
-    found: dict[int, _Item] = {}
+    reached: dict[int, _Item] = {}
     pending = list(starts)
     while pending:
         item = pending.pop()
-        if id(item) not in found:
-            found[id(item)] = item
+        if id(item) not in reached:
+            reached[id(item)] = item
             pending += list_next(item)
-    return list(found.values())
+    return list(reached.values())
 
 
 def list_consumers(op: Any) -> list[Any]:
@@ -118,8 +120,8 @@ def list_consumers(op: Any) -> list[Any]:
 def list_needed(graph: Any, fed: set[str], tensors: Iterable[Any], operations: Iterable[Any]) -> list[Any]:
     """The ops that a run with these fetches needs, in the order of their creation. fed: the names of fed tensors."""
     makers = [tensor.op for tensor in tensors if tensor.name not in fed]
-    found = set(_list_ancestors([*makers, *operations], fed))
-    return [op for op in graph.get_operations() if op in found]
+    needed_ops = set(_list_ancestors([*makers, *operations], fed))
+    return [op for op in graph.get_operations() if op in needed_ops]
 
 
 def _list_ancestors(ops: Iterable[Any], fed: set[str]) -> list[Any]:

@@ -69,17 +69,17 @@ def schedule(
     is_early_sum: whether the sum of a value runs as early as it can (see `_group_early`).
     """
     earliest = _find_earliest(program, publishing)
-    ends = (_find_ready(earliest, value, need) for value, need in zip(program.outputs, program.gives))
-    last_level = max([0, *earliest.values(), *ends])
+    output_levels = (_find_ready(earliest, value, need) for value, need in zip(program.outputs, program.gives))
+    last_level = max([0, *earliest.values(), *output_levels])
 
-    def place(choose_wave: Callable[[Value, int, int], int]) -> dict[int, Exchange]:
+    def place_exchanges(choose_wave: Callable[[Value, int, int], int]) -> dict[int, Exchange]:
         """Set the levels of nodes. Returns the exchanges, by the ids of their values, each as late as possible.
 
         Walks back from the outputs: each use of a value lowers the latest level of the node that makes it.
 
         choose_wave: `choose_wave(sum, latest, first)` returns the wave of a sum, between the first and latest possible.
         """
-        latest = {id(node): last_level for node in program.nodes}
+        latest_levels = {id(node): last_level for node in program.nodes}
         exchanges: dict[int, Exchange] = {}
 
         def note_use(value: Value, need: Placement | None, level: int) -> None:
@@ -92,24 +92,25 @@ def schedule(
                 exchange.wave, exchange.first_use = min(exchange.wave, wave), min(exchange.first_use, level)
                 exchange.needs.add(need)  # type: ignore[arg-type]
                 level = exchange.wave  # the value must be there before the wave
-            if value.node is not None and id(value.node) in latest:
-                latest[id(value.node)] = min(latest[id(value.node)], level)
+            if value.node is not None and id(value.node) in latest_levels:
+                latest_levels[id(value.node)] = min(latest_levels[id(value.node)], level)
 
-        for output, wanted in zip(program.outputs, program.gives):
-            note_use(output, wanted, last_level)
+        for output, output_need in zip(program.outputs, program.gives):
+            note_use(output, output_need, last_level)
         for node in reversed(program.nodes):
             runs_early = is_early is not None and is_early(node)
-            node.level = earliest[id(node)] if runs_early else latest[id(node)]
+            node.level = earliest[id(node)] if runs_early else latest_levels[id(node)]
             for value, need in zip(node.inputs, node.decision.needs):
                 note_use(value, need, node.level)
-            last_before = node.level - 1 if id(node) in publishing else node.level  # the latest level of the controls
+            # The latest level of the controls.
+            latest_of_controls = node.level - 1 if id(node) in publishing else node.level
             for control in node.controls:
-                if id(control) in latest:
-                    latest[id(control)] = min(latest[id(control)], last_before)
+                if id(control) in latest_levels:
+                    latest_levels[id(control)] = min(latest_levels[id(control)], latest_of_controls)
         return exchanges
 
     # Place all exchanges as late as possible. If `_choose_waves` has other waves for the sums, place all again.
-    exchanges = place(lambda value, latest, first: latest)
+    exchanges = place_exchanges(lambda value, latest, first: latest)
     sums = [
         (exchange, earliest.get(id(exchange.value.node), 0))
         for exchange in exchanges.values()
@@ -117,7 +118,7 @@ def schedule(
     ]
     choose_wave = _choose_waves(sums, is_early_sum)
     if any(exchange.wave != choose_wave(exchange.value, exchange.wave, first) for exchange, first in sums):
-        exchanges = place(choose_wave)
+        exchanges = place_exchanges(choose_wave)
     # List each wave in the order of the values, which is the same on all ranks. The order of their uses may differ: a
     # script may keep variables in a set.
     waves: list[list[Exchange]] = [[] for _ in range(last_level)]
@@ -135,15 +136,25 @@ def _choose_waves(
     A wave that is both the first and the latest possible of some sum has sums anyway. Any other sum that is not early
     joins the last such wave in which it can travel.
     """
-    early = _group_early([(one, first) for one, first in sums if is_early_sum is not None and is_early_sum(one.value)])
-    sum_waves = {one.wave for one, first in sums if id(one.value) not in early and one.wave == first}
-    if early:
-        sum_waves.add(max(early.values()))
+    early_waves = _group_early(
+        [
+            (exchange, first_wave)
+            for exchange, first_wave in sums
+            if is_early_sum is not None and is_early_sum(exchange.value)
+        ]
+    )
+    sum_waves = {
+        exchange.wave
+        for exchange, first_wave in sums
+        if id(exchange.value) not in early_waves and exchange.wave == first_wave
+    }
+    if early_waves:
+        sum_waves.add(max(early_waves.values()))
 
-    def choose_wave(value: Value, latest: int, first: int) -> int:
-        if id(value) in early:
-            return min(latest, early[id(value)])
-        return next((number for number in range(latest, first - 1, -1) if number in sum_waves), latest)
+    def choose_wave(value: Value, latest_wave: int, first_wave: int) -> int:
+        if id(value) in early_waves:
+            return min(latest_wave, early_waves[id(value)])
+        return next((wave for wave in range(latest_wave, first_wave - 1, -1) if wave in sum_waves), latest_wave)
 
     return choose_wave
 
@@ -152,17 +163,18 @@ def _group_early(sums: Sequence[tuple[Exchange, int]]) -> dict[int, int]:
     """The wave of each of these sums, by the id of its value: as early as possible, but with at least
     `_MIN_EARLY_BYTES` in a wave, except in the last, and in at most `_MAX_EARLY_WAVES`.
     """
-    sizes = {id(one.value): one.value.estimate_bytes(USUAL_SIZE) for one, _ in sums}
-    least = max(_MIN_EARLY_BYTES, sum(sizes.values()) // _MAX_EARLY_WAVES)
-    chosen: dict[int, int] = {}
+    byte_counts = {id(exchange.value): exchange.value.estimate_bytes(USUAL_SIZE) for exchange, _ in sums}
+    min_bytes = max(_MIN_EARLY_BYTES, sum(byte_counts.values()) // _MAX_EARLY_WAVES)
+    chosen_waves: dict[int, int] = {}
     group: list[Exchange] = []
-    waves = sorted({first for _, first in sums})
+    waves = sorted({first_wave for _, first_wave in sums})
     for wave in waves:
-        group += [one for one, first in sums if first == wave]
-        if wave == waves[-1] or sum(sizes[id(one.value)] for one in group) >= least:
-            chosen.update((id(one.value), min(wave, one.wave)) for one in group)  # `one.wave`: the latest possible
+        group += [exchange for exchange, first_wave in sums if first_wave == wave]
+        if wave == waves[-1] or sum(byte_counts[id(exchange.value)] for exchange in group) >= min_bytes:
+            # `exchange.wave`: the latest possible.
+            chosen_waves.update((id(exchange.value), min(wave, exchange.wave)) for exchange in group)
             group = []
-    return chosen
+    return chosen_waves
 
 
 def _find_earliest(program: Program, publishing: Container[int]) -> dict[int, int]:
@@ -172,8 +184,8 @@ def _find_earliest(program: Program, publishing: Container[int]) -> dict[int, in
         after_controls = max((earliest.get(id(control), 0) for control in node.controls), default=0)
         if id(node) in publishing:  # the publication runs in the wave between the controls and the node
             after_controls += 1
-        ready = (_find_ready(earliest, value, need) for value, need in zip(node.inputs, node.decision.needs))
-        earliest[id(node)] = max([after_controls, *ready])
+        ready_levels = (_find_ready(earliest, value, need) for value, need in zip(node.inputs, node.decision.needs))
+        earliest[id(node)] = max([after_controls, *ready_levels])
     return earliest
 
 

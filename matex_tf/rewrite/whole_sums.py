@@ -30,20 +30,20 @@ _BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
 
 def find_needed_sums(program: Program) -> dict[Key, Placement]:
     """The placements to which sums are converted where they arise, by the keys of the sums."""
-    converted: set[Key] = set()  # the keys of sums that some op needs in another placement
-    unchanged: set[Key] = set()  # the keys of sums that some op takes unchanged
-    for inner in program.iterate_programs():
-        converted.update(value.key for value in inner.outputs if value.placement.kind == PARTIAL)
-        for value, need, node in inner.iterate_needs():
+    converted_keys: set[Key] = set()  # the keys of sums that some op needs in another placement
+    unchanged_keys: set[Key] = set()  # the keys of sums that some op takes unchanged
+    for inner_program in program.iterate_programs():
+        converted_keys.update(value.key for value in inner_program.outputs if value.placement.kind == PARTIAL)
+        for value, need, node in inner_program.iterate_needs():
             if value.placement.kind == PARTIAL and node is not None and node.type != CONVERTED_SUM:
-                keys = unchanged if need is None else converted
+                keys = unchanged_keys if need is None else converted_keys
                 keys.add(value.key)
-    needed = dict.fromkeys(converted & unchanged, WHOLE)
+    placements = dict.fromkeys(converted_keys & unchanged_keys, WHOLE)
     if any(value.placement.cuts for value in program.inputs):  # the step takes variables in pieces
-        search = _PieceSearch(converted)
+        search = _PieceSearch(converted_keys)
         search.read(program)
-        needed |= {key: WHOLE if key in search.met_rows else piece for key, piece in search.sums.items()}
-    return needed
+        placements |= {key: WHOLE if key in search.met_rows else piece for key, piece in search.sums.items()}
+    return placements
 
 
 class _PieceSearch:
@@ -85,14 +85,14 @@ class _PieceSearch:
         branch meets rows, or is needed in pieces, the node's input is.
         """
         outputs = zip(body.outputs, node.outputs)
-        self.met_rows.update(inner.key for inner, value in outputs if value.key in self.met_rows)
+        self.met_rows.update(inner_value.key for inner_value, value in outputs if value.key in self.met_rows)
         self.read(body)
-        for inner, value in zip(body.inputs, node.inputs[1:]):  # input 0 selects the branch
-            if inner.key in self.met_rows:
+        for inner_value, value in zip(body.inputs, node.inputs[1:]):  # input 0 selects the branch
+            if inner_value.key in self.met_rows:
                 self.met_rows.add(value.key)
             # The handle of a variable in pieces is no value that could be reduced.
-            if inner.key in self._cuts and not value.placement.is_piece_handle:
-                self._note_piece(value, self._cuts[inner.key])
+            if inner_value.key in self._cuts and not value.placement.is_piece_handle:
+                self._note_piece(value, self._cuts[inner_value.key])
 
     def _combines_rows(self, node: Node) -> bool:
         """Whether an op may combine each of its inputs with rows."""

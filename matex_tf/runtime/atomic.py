@@ -45,28 +45,28 @@ def write_beside(path: str, make_folder: bool = False) -> Iterator[str]:
     """
     target = os.path.realpath(path)
     try:
-        folder_and_lock = _make_folder_beside(target, make_folder)
+        folder_and_descriptor = _make_folder_beside(target, make_folder)
     except OSError as error:
         raise OSError(error.errno, f"{error.strerror} (creating a temporary folder for the file)", path) from None
-    if folder_and_lock is None:
+    if folder_and_descriptor is None:
         yield path
         return
-    folder, lock = folder_and_lock
+    folder, descriptor = folder_and_descriptor
     # The last part of the path stays: writers may choose a format by its ending.
     name = os.path.basename(path.rstrip(os.sep))
     if name in (os.curdir, os.pardir):
         name = os.path.basename(target)
-    temporary = os.path.join(folder, name) + (os.sep if path.endswith(os.sep) else "")
+    temporary_path = os.path.join(folder, name) + (os.sep if path.endswith(os.sep) else "")
     try:
-        with _rename_in_logs(temporary, path):
-            yield temporary
+        with _rename_in_logs(temporary_path, path):
+            yield temporary_path
         _move_all(folder, name, target)
     except Exception as error:
-        _rename_in_error(error, temporary, path)
+        _rename_in_error(error, temporary_path, path)
         raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-        os.close(lock)
+        os.close(descriptor)
 
 
 def _make_folder_beside(target: str, make_folder: bool) -> tuple[str, int] | None:
@@ -103,8 +103,8 @@ def _make_prefix() -> str:
 def _may_be_replaced(target: str) -> bool:
     if not os.path.lexists(target):
         return True
-    kind = os.stat(target).st_mode
-    return (stat.S_ISREG(kind) or stat.S_ISDIR(kind)) and os.access(target, os.W_OK)
+    mode = os.stat(target).st_mode
+    return (stat.S_ISREG(mode) or stat.S_ISDIR(mode)) and os.access(target, os.W_OK)
 
 
 def _move_all(folder: str, name: str, target: str) -> None:
@@ -164,19 +164,19 @@ def _get_move_order(source: str) -> int:
 
 def sync_to_disk(path: str) -> None:
     """Write the file to the disk: after a power failure, a file that was only in memory would be empty."""
-    handle = os.open(path, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(handle)
+        os.fsync(descriptor)
     finally:
-        os.close(handle)
+        os.close(descriptor)
 
 
 @contextlib.contextmanager
-def _rename_in_logs(temporary: str, path: str) -> Iterator[None]:
-    """A context in which TensorFlow's log messages show `path` instead of `temporary`."""
+def _rename_in_logs(temporary_path: str, path: str) -> Iterator[None]:
+    """A context in which TensorFlow's log messages show `path` instead of `temporary_path`."""
 
     def correct_record(record: logging.LogRecord) -> bool:
-        record.msg, record.args = record.getMessage().replace(temporary, path), ()
+        record.msg, record.args = record.getMessage().replace(temporary_path, path), ()
         return True
 
     logger = logging.getLogger("tensorflow")
@@ -187,16 +187,16 @@ def _rename_in_logs(temporary: str, path: str) -> Iterator[None]:
         logger.removeFilter(correct_record)
 
 
-def _rename_in_error(error: Any, temporary: str, path: str) -> None:
-    """Replace `temporary` by `path` in the texts of `error`."""
+def _rename_in_error(error: Any, temporary_path: str, path: str) -> None:
+    """Replace `temporary_path` by `path` in the texts of `error`."""
 
     def correct_value(value: Any) -> Any:
         if isinstance(value, bytes):
-            return value.replace(os.fsencode(temporary), os.fsencode(path))
-        return value.replace(temporary, path) if isinstance(value, str) else value
+            return value.replace(os.fsencode(temporary_path), os.fsencode(path))
+        return value.replace(temporary_path, path) if isinstance(value, str) else value
 
     error.args = tuple(map(correct_value, error.args))
-    for name in ("strerror", "filename", "filename2", "_message", "message"):
-        if isinstance(getattr(error, name, None), (str, bytes)):
+    for attribute in ("strerror", "filename", "filename2", "_message", "message"):
+        if isinstance(getattr(error, attribute, None), (str, bytes)):
             with contextlib.suppress(AttributeError):  # a read-only property derived from another attribute
-                setattr(error, name, correct_value(getattr(error, name)))
+                setattr(error, attribute, correct_value(getattr(error, attribute)))

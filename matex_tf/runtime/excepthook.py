@@ -129,8 +129,8 @@ def _exit_at_once(code: int) -> None:
 
 def _is_in_op() -> bool:
     """Whether this thread runs a Python function that is an op of a graph, such as `tf.py_function`."""
-    runner = sys.modules.get("tensorflow.python.ops.script_ops")
-    return runner is not None and any(frame.f_globals is vars(runner) for frame, _ in traceback.walk_stack(None))
+    module = sys.modules.get("tensorflow.python.ops.script_ops")
+    return module is not None and any(frame.f_globals is vars(module) for frame, _ in traceback.walk_stack(None))
 
 
 def _exit_after_others(status: int) -> NoReturn:
@@ -140,10 +140,10 @@ def _exit_after_others(status: int) -> NoReturn:
     _plain_exit_at_once(status)
 
 
-def describe_error(error: BaseException, trace: TracebackType | None, where: str = "") -> str:
+def describe_error(error: BaseException, trace: TracebackType | None, thread_text: str = "") -> str:
     """The traceback in Python's format, with rank and host, and without our frames unless MATEX_TRACEBACK=full.
 
-    where: added to the first line, such as " in the thread 'reader'".
+    thread_text: added to the first line, such as " in the thread 'reader'".
     """
     me = world.get_world()
     if isinstance(error, errors.LostRankError):
@@ -153,18 +153,18 @@ def describe_error(error: BaseException, trace: TracebackType | None, where: str
     error.__traceback__ = trace
     hint = ""
     if settings.get_settings().traceback == "script":
-        for shown in _list_shown_errors(error):
-            short = _drop_own_frames(shown.__traceback__)
-            if short is not shown.__traceback__:
-                shown.__traceback__, hint = short, " (MATEX_TRACEBACK=full shows the frames of matex_tf, too)"
+        for shown_error in _list_shown_errors(error):
+            shortened = _drop_own_frames(shown_error.__traceback__)
+            if shortened is not shown_error.__traceback__:
+                shown_error.__traceback__, hint = shortened, " (MATEX_TRACEBACK=full shows the frames of matex_tf, too)"
     text = "".join(traceback.format_exception(error))
     if settings.get_settings().traceback == "script":
         text = _OP_FRAMES.sub(_drop_library_frames, text)
     if isinstance(error, KeyError):
         # Variables of the launcher that the library has removed from the environment of ranks.
-        missing = launcher_variables.removed.intersection(map(str, error.args))
-        text += "".join(f"{launcher_variables.explain_missing(name)}.\n" for name in missing)
-    place = f"{where}{_format_script_line(error)}"
+        missing_variables = launcher_variables.removed.intersection(map(str, error.args))
+        text += "".join(f"{launcher_variables.explain_missing(name)}.\n" for name in missing_variables)
+    place = f"{thread_text}{_format_script_line(error)}"
     return f"matex_tf: rank {me.rank} of {me.size} on {me.host} failed{place}{hint}:\n{text}"
 
 
@@ -201,40 +201,44 @@ def _drop_own_frames(
     trace: TracebackType | None, packages: tuple[str, ...] = ("matex_tf", "runpy")
 ) -> TracebackType | None:
     """`trace` without the frames of these packages and of their `with`; unchanged if they are all frames or none."""
-    shown: list[TracebackType] = []
+    shown_entries: list[TracebackType] = []
     entry, is_own, drops_any = trace, False, False
     while entry is not None:
         package = script_frames.find_package(entry.tb_frame)
         is_own = package in packages or (is_own and package == contextlib.__name__)
         drops_any = drops_any or is_own
         if not is_own:
-            shown.append(entry)
+            shown_entries.append(entry)
         entry = entry.tb_next
-    if not (shown and drops_any):
+    if not (shown_entries and drops_any):
         return trace
     shortened: TracebackType | None = None
-    for shown_entry in reversed(shown):
+    for shown_entry in reversed(shown_entries):
         shortened = TracebackType(shortened, shown_entry.tb_frame, shown_entry.tb_lasti, shown_entry.tb_lineno)
     return shortened
 
 
 def _list_shown_errors(error: BaseException) -> list[BaseException]:
     """`error` and the errors that Python shows with it: causes, contexts, and members of a group."""
-    shown = [error]
-    for each in shown:  # grows meanwhile
-        related = [each.__cause__, each.__context__, *getattr(each, "exceptions", ())]
-        shown += [other for other in related if other is not None and all(other is not known for known in shown)]
-    return shown
+    shown_errors = [error]
+    for shown_error in shown_errors:  # grows meanwhile
+        related_errors = [shown_error.__cause__, shown_error.__context__, *getattr(shown_error, "exceptions", ())]
+        shown_errors += [
+            related
+            for related in related_errors
+            if related is not None and all(related is not known for known in shown_errors)
+        ]
+    return shown_errors
 
 
-def _report_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+def _report_error(error_type: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Replaces `sys.excepthook`: ends all ranks. Does not return, except in a forked child."""
     me = world.get_world()
     if os.getpid() != me.process or not world.is_active():
-        sys.__excepthook__(kind, error, trace)
+        sys.__excepthook__(error_type, error, trace)
         return
     text = describe_error(error, trace)
-    code = 130 if issubclass(kind, KeyboardInterrupt) else 1  # 128 + SIGINT, as in a shell
+    code = 130 if issubclass(error_type, KeyboardInterrupt) else 1  # 128 + SIGINT, as in a shell
     # The rank where the error began should end the job, with its own exit code: this rank waits for it. The engine
     # recognizes in the texts an error of a collective that another rank has caused, by an error of its own or by the
     # end of its script.
@@ -254,8 +258,8 @@ def _note_thread_error(args: threading.ExceptHookArgs) -> None:
     _plain_thread_hook(args)
     if args.exc_value is None or isinstance(args.exc_value, SystemExit) or not world.is_active():
         return
-    where = f" in the thread '{args.thread.name}'" if args.thread is not None else " in a thread"
-    text = describe_error(args.exc_value, args.exc_traceback, where)
+    thread_text = f" in the thread '{args.thread.name}'" if args.thread is not None else " in a thread"
+    text = describe_error(args.exc_value, args.exc_traceback, thread_text)
     thread_errors.note(args.exc_value, args.exc_traceback, text)
 
 
@@ -264,10 +268,10 @@ def end_for_loss(error: errors.LostRankError) -> None:
     _report_error(type(error), error, error.__traceback__)
 
 
-def refuse_after_loss(what: str) -> None:
-    """After a loss, end the run before `what`, which requires all ranks. `matex run` may then restart it."""
+def refuse_after_loss(operation: str) -> None:
+    """After a loss, end the run before `operation`, which requires all ranks. `matex run` may then restart it."""
     if world.get_world().has_lost:
-        end_for_loss(membership.make_loss_error(f"{what} cannot go on with fewer ranks than the run began with"))
+        end_for_loss(membership.make_loss_error(f"{operation} cannot go on with fewer ranks than the run began with"))
 
 
 def report_unreported() -> None:

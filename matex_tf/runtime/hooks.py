@@ -39,17 +39,17 @@ def call_when_imported(module: str, act: Callable[[Any], object]) -> None:
 
     was_imported = module in sys.modules
 
-    def run(imported: Any) -> None:
+    def act_on_import(imported_module: Any) -> None:
         try:
-            act(imported)
+            act(imported_module)
         except errors.SetupError:
             if not was_imported:
                 # A script that handles the error as a missing library gets it again at the next import.
                 sys.modules.pop(module, None)
-                wrapt.register_post_import_hook(run, module)
+                wrapt.register_post_import_hook(act_on_import, module)
             raise
 
-    wrapt.register_post_import_hook(run, module)
+    wrapt.register_post_import_hook(act_on_import, module)
 
 
 def put_function(owner: Any, name: str, make: Make) -> None:
@@ -127,9 +127,9 @@ class Hook:
     def install(self) -> None:
         """Replace the function once its library is imported (see `early`), and check the hook then."""
         library = self.module.partition(".")[0]
-        awaited = self.module if self.early else library
+        awaited_module = self.module if self.early else library
         # The module may be imported after the library.
-        call_when_imported(awaited, lambda _: call_when_imported(self.module, self.put_in_place))
+        call_when_imported(awaited_module, lambda _: call_when_imported(self.module, self.put_in_place))
         call_when_imported(library, lambda _: self.check_module())
 
     def _is_due(self) -> bool:
@@ -140,9 +140,9 @@ class Hook:
         """Replace the function in `module`, once. Raises SetupError if a required hook does not fit."""
         if self.placed_in is module or not self._is_due():
             return
-        *path, name = self.name.split(".")
+        *owner_path, name = self.name.split(".")
         try:
-            owner = functools.reduce(getattr, path, module)
+            owner = functools.reduce(getattr, owner_path, module)
         except AttributeError:
             owner = None
         try:
@@ -215,9 +215,9 @@ class Table:
         """
 
         def declare(make: Make) -> Make:
-            shared = {**self.options, **options, "replacements": []}
+            shared_options = {**self.options, **options, "replacements": []}
             places = [(module, name) for module in modules.split() for name in names.split()]
-            self.hooks += [Hook(module, name, make, if_missing, **shared) for module, name in places]
+            self.hooks += [Hook(module, name, make, if_missing, **shared_options) for module, name in places]
             return make
 
         return declare
@@ -230,7 +230,7 @@ class Table:
 def has_name(owner: Any, name: str) -> bool:
     """Whether `owner` has `name` itself; for a class, not only from `object` or its metaclass, as with `__init__`."""
     if isinstance(owner, type):
-        return any(name in vars(kind) for kind in owner.__mro__ if kind is not object)
+        return any(name in vars(base) for base in owner.__mro__ if base is not object)
     return hasattr(owner, name)
 
 
@@ -281,13 +281,13 @@ def is_there(module: str) -> bool:
 
 def _find_spec(module: str) -> importlib.machinery.ModuleSpec | None:
     parent = module.rpartition(".")[0]
-    path = None
+    search_path = None
     if parent in sys.modules:
-        path = getattr(sys.modules[parent], "__path__", None) or ()
+        search_path = getattr(sys.modules[parent], "__path__", None) or ()
     elif parent:
         spec = _find_spec(parent)
-        path = () if spec is None else spec.submodule_search_locations or ()
-    return importlib.machinery.PathFinder.find_spec(module, path)
+        search_path = () if spec is None else spec.submodule_search_locations or ()
+    return importlib.machinery.PathFinder.find_spec(module, search_path)
 
 
 @functools.cache
@@ -296,18 +296,18 @@ def _find_distribution(library: str) -> importlib.metadata.Distribution | None:
     try:
         return importlib.metadata.distribution(library)
     except importlib.metadata.PackageNotFoundError:
-        names = importlib.metadata.packages_distributions().get(library)  # slow
-        return importlib.metadata.distribution(names[0]) if names else None
+        distribution_names = importlib.metadata.packages_distributions().get(library)  # slow
+        return importlib.metadata.distribution(distribution_names[0]) if distribution_names else None
 
 
 def _find_install_command(library: str) -> str:
     """The command that installs a release of `library`. A nightly build has no releases under its own name."""
-    installed = _find_distribution(library)
-    if installed is None:
+    distribution = _find_distribution(library)
+    if distribution is None:
         return f"pip install {library}"
-    if ".dev" in installed.version:
-        return f"pip uninstall {installed.name}; pip install {library}"
-    return f"pip install {installed.name}"
+    if ".dev" in distribution.version:
+        return f"pip uninstall {distribution.name}; pip install {library}"
+    return f"pip install {distribution.name}"
 
 
 def list_newer(versions: Mapping[str, str]) -> list[str]:
@@ -335,14 +335,14 @@ def find_version(library: str) -> str:
     """The version of `library` that is imported or installed; "" if unknown."""
     if library == "python":
         return platform.python_version()
-    imported = getattr(sys.modules.get(library), "__version__", "")
-    if isinstance(imported, str) and imported:
-        return imported
-    installed = _find_distribution(library)
-    return "" if installed is None else installed.version
+    imported_version = getattr(sys.modules.get(library), "__version__", "")
+    if isinstance(imported_version, str) and imported_version:
+        return imported_version
+    distribution = _find_distribution(library)
+    return "" if distribution is None else distribution.version
 
 
 def _parse_version(text: str) -> tuple[int, ...]:
     """The leading numbers of a version: (2, 15, 1) for "2.15.1rc0"."""
-    numbers = re.match(r"[\d.]*", text)
-    return tuple(int(part) for part in numbers[0].split(".") if part) if numbers else ()
+    match = re.match(r"[\d.]*", text)
+    return tuple(int(part) for part in match[0].split(".") if part) if match else ()

@@ -7,8 +7,8 @@ from matex_tf import errors, ops
 
 def is_loss(error: BaseException) -> bool:
     """Whether the host or another rank failed, not the script. A restarted script may then succeed."""
-    names = {base.__name__ for base in type(error).__mro__}
-    return isinstance(error, MemoryError) or "ResourceExhaustedError" in names or is_loss_of_another(error)
+    class_names = {base.__name__ for base in type(error).__mro__}
+    return isinstance(error, MemoryError) or "ResourceExhaustedError" in class_names or is_loss_of_another(error)
 
 
 def is_loss_of_another(error: BaseException) -> bool:

@@ -1,7 +1,7 @@
 """Collectives of Python objects, for communication outside a step's tensors.
 
 Like a collective of tensors, each has a number in the sequence of collectives. Before they exchange data, ranks compare
-the description `what` of the purpose, which must be the same on all ranks (`ops.rendezvous`). With MATEX_ELASTIC, the
+the description of the `purpose`, which must be the same on all ranks (`ops.rendezvous`). With MATEX_ELASTIC, the
 remaining ranks repeat a collective in which one was lost.
 """
 
@@ -29,7 +29,7 @@ _MAX_COMPARED_BYTES = 1 << 16
 _exchange_lock = threading.RLock()
 
 
-def allgather(value: Any, what: str, rows: int = 0) -> list[Any]:
+def allgather(value: Any, purpose: str, rows: int = 0) -> list[Any]:
     """The values of all ranks, by rank, on every rank. They are copies; equal values may be one object.
 
     `rows`: the number of rows of the batch that the values concern, for records; 0 if there is none.
@@ -40,12 +40,12 @@ def allgather(value: Any, what: str, rows: int = 0) -> list[Any]:
     packed = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
 
     def gather() -> list[Any]:
-        with start_exchange(what, "allgather", len(packed), rows):
+        with start_exchange(purpose, "allgather", len(packed), rows):
             if _are_same(packed):
                 return [copy.deepcopy(value) for _ in range(world.get_world().size)]
             return list(world.get_communicator("control").allgather(value))
 
-    return membership.attempt_collectives(what, gather)
+    return membership.attempt_collectives(purpose, gather)
 
 
 def _are_same(packed: bytes) -> bool:
@@ -67,30 +67,30 @@ def _are_same(packed: bytes) -> bool:
     return bool(maxima[0] == -maxima[1])
 
 
-def broadcast(value: Any, what: str, root: int = 0) -> Any:
+def broadcast(value: Any, purpose: str, root: int = 0) -> Any:
     """The value of rank `root`, on every rank."""
     if not world.is_active():
         return value
 
     def send() -> Any:
-        with start_exchange(what, f"broadcast from {root}", _measure_size(value)):
+        with start_exchange(purpose, f"broadcast from {root}", _measure_size(value)):
             return world.get_communicator("control").bcast(value, root=root)
 
     def check_root() -> None:  # after a loss, before `send` is repeated
         if membership.survivors[root : root + 1] != [root]:  # the rank is lost, or now has another number
-            raise membership.make_loss_error(f"rank {root} alone had {what}")
+            raise membership.make_loss_error(f"rank {root} alone had {purpose}")
 
-    return membership.attempt_collectives(what, send, check_root)
+    return membership.attempt_collectives(purpose, send, check_root)
 
 
-def barrier(what: str) -> None:
+def barrier(purpose: str) -> None:
     """Returns on each rank after all ranks have called it."""
     if world.is_active():
-        membership.attempt_collectives(what, lambda: _meet_ranks("barrier", what))
+        membership.attempt_collectives(purpose, lambda: _meet_ranks("barrier", purpose))
 
 
 @contextlib.contextmanager
-def start_exchange(what: str, operation: str = "exchange", size: int = 0, rows: int = 0) -> Iterator[None]:
+def start_exchange(purpose: str, operation: str = "exchange", size: int = 0, rows: int = 0) -> Iterator[None]:
     """A context for common communication over MPI; it begins after all ranks have reached it.
 
     Args:
@@ -98,8 +98,8 @@ def start_exchange(what: str, operation: str = "exchange", size: int = 0, rows: 
         rows: see `allgather`.
     """
     with _exchange_lock:
-        _meet_ranks(operation, what, size, rows)
-        with ops.announce_exchange(what):
+        _meet_ranks(operation, purpose, size, rows)
+        with ops.announce_exchange(purpose):
             yield
 
 
@@ -108,7 +108,7 @@ def _measure_size(value: Any) -> int:
     return len(pickle.dumps(value)) if records.is_on() else 0
 
 
-def _meet_ranks(operation: str, what: str, size: int = 0, rows: int = 0) -> None:
-    """Wait until all ranks have called this function. Raises an error if ranks differ in `operation` or `what`."""
-    key = hashlib.blake2b(f"{operation} {what}".encode(), digest_size=8).digest()
-    ops.rendezvous(_KIND, int.from_bytes(key, "little"), what, size, rows)
+def _meet_ranks(operation: str, purpose: str, size: int = 0, rows: int = 0) -> None:
+    """Wait until all ranks have called this function. Raises an error if ranks differ in `operation` or `purpose`."""
+    key = hashlib.blake2b(f"{operation} {purpose}".encode(), digest_size=8).digest()
+    ops.rendezvous(_KIND, int.from_bytes(key, "little"), purpose, size, rows)

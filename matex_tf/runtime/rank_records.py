@@ -159,13 +159,13 @@ def note_writing() -> None:
         Path(_writing[1]).touch()
     # Let the C library remove the file after the end of Python, by a call of `unlink` with a copy of the path, which is
     # never freed.
-    c = ctypes.CDLL(None)
-    c.strdup.restype = ctypes.c_void_p
-    path = ctypes.c_void_p(c.strdup(os.fsencode(_writing[1])))
-    if not path or c.__cxa_atexit(ctypes.cast(c.unlink, ctypes.c_void_p), path, None):
+    c_library = ctypes.CDLL(None)
+    c_library.strdup.restype = ctypes.c_void_p
+    path_copy = ctypes.c_void_p(c_library.strdup(os.fsencode(_writing[1])))
+    if not path_copy or c_library.__cxa_atexit(ctypes.cast(c_library.unlink, ctypes.c_void_p), path_copy, None):
         raise MemoryError("the C library cannot register a function for the end of the process")
     # A forked child, which may end sooner than this process, gets an empty path.
-    os.register_at_fork(after_in_child=lambda: ctypes.memset(path, 0, 1))
+    os.register_at_fork(after_in_child=lambda: ctypes.memset(path_copy, 0, 1))
 
 
 def confirm_end() -> None:
@@ -187,7 +187,7 @@ def note_end(codes: set[int]) -> None:
 
 
 def report_error(
-    text: str, rank: int, shared: str | os.PathLike[str] | None = None, waits: bool = True, **fields: Any
+    text: str, rank: int, shared_folder: str | os.PathLike[str] | None = None, waits: bool = True, **fields: Any
 ) -> None:
     """Record the error `text` of `rank` for `matex run`. Without it, show the error, if no other rank has shown one.
 
@@ -195,14 +195,14 @@ def report_error(
     writes to the terminal. So, without `matex run`, a rank that is not the first waits here until the first has ended.
 
     Args:
-        shared: a folder that all ranks see; None if they are on one host.
+        shared_folder: a folder that all ranks see; None if they are on one host.
         waits: whether this rank waits for the first; False if the first starts MPI before its end, which needs all.
         fields: other fields of the record.
     """
     with contextlib.suppress(OSError):  # the disk is full
         if note(text=text, rank=rank, time=time.time(), **fields):
             return
-    with _claim_terminal(shared or tempfile.gettempdir(), rank, waits) as is_first:
+    with _claim_terminal(shared_folder or tempfile.gettempdir(), rank, waits) as is_first:
         if is_first:
             terminal.write_text(text)
 
@@ -216,9 +216,9 @@ def leave_file(name: str, text: str = "", folder: str | os.PathLike[str] = "") -
         folder = folder or _folder
         if not folder or not os.path.isdir(folder):
             return
-        part = Path(folder, f"{name}.{socket.gethostname()}-{os.getpid()}.part")
-        part.write_text(text)
-        part.rename(Path(folder, name))
+        part_path = Path(folder, f"{name}.{socket.gethostname()}-{os.getpid()}.part")
+        part_path.write_text(text)
+        part_path.rename(Path(folder, name))
 
 
 def note_request(folder: str | os.PathLike[str], name: str) -> None:
@@ -258,20 +258,20 @@ def _claim_terminal(folder: str | os.PathLike[str], rank: int, waits: bool) -> I
     """
     try:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
-        claim = os.open(os.path.join(folder, f"{_CLAIM}{os.getuid()}-{_job}"), flags, 0o600)
-        _claims.append(claim)
-        fcntl.flock(claim, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
+        descriptor = os.open(os.path.join(folder, f"{_CLAIM}{os.getuid()}-{_job}"), flags, 0o600)
+        _claims.append(descriptor)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
     except BlockingIOError:
         yield False
         return
     except OSError:
         yield True  # a duplicate message is better than none
         return
-    state = os.fstat(claim)
-    name = f"rank {rank}".encode()
-    is_of_earlier_run = abs(time.time() - state.st_mtime) > _RECENT_SECONDS
-    is_first = is_of_earlier_run or os.pread(claim, 64, 0) in (b"", name)
+    status = os.fstat(descriptor)
+    rank_name = f"rank {rank}".encode()
+    is_of_earlier_run = abs(time.time() - status.st_mtime) > _RECENT_SECONDS
+    is_first = is_of_earlier_run or os.pread(descriptor, 64, 0) in (b"", rank_name)
     yield is_first
     if is_first:
-        os.ftruncate(claim, 0)
-        os.pwrite(claim, name, 0)
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, rank_name, 0)

@@ -32,9 +32,9 @@ def find_function_package(function: Callable[..., Any]) -> str:
     return _read_package(getattr(function, "__globals__", {}))
 
 
-def _read_package(names: dict[str, Any]) -> str:
-    spec = names.get("__spec__")  # only the spec has the name of a module that was started by `-m`
-    name = names.get("__name__", "") if spec is None else spec.name
+def _read_package(module_globals: dict[str, Any]) -> str:
+    spec = module_globals.get("__spec__")  # only the spec has the name of a module that was started by `-m`
+    name = module_globals.get("__name__", "") if spec is None else spec.name
     return name.partition(".")[0]
 
 
@@ -60,19 +60,19 @@ def find_thread_at_work() -> str:
     These are threads in code of the script, library threads (such as a pool's) that do not wait for work, and timers.
     """
     threads = {thread.ident: thread for thread in threading.enumerate()}
-    for number, frame in sys._current_frames().items():
-        thread = threads.get(number)  # C++ threads are unknown to Python
+    for thread_id, frame in sys._current_frames().items():
+        thread = threads.get(thread_id)  # C++ threads are unknown to Python
         if thread is threading.main_thread():
             continue
         frames = [inner for inner, _ in traceback.walk_stack(frame)]
-        of_script = next((inner for inner in frames if not is_library(inner.f_code.co_filename)), None)
+        script_frame = next((inner for inner in frames if not is_library(inner.f_code.co_filename)), None)
         is_timer = isinstance(thread, threading.Timer) and find_function_package(thread.function) != "matex_tf"
         # The outermost frames are those of `threading`; the next one runs the function of the thread.
         packages = (find_package(inner) for inner in reversed(frames))
         is_own = next((name for name in packages if name != "threading"), "") == "matex_tf"
         is_idle = frame.f_code in _WAITING
-        if of_script or is_timer or not (is_own or is_idle):
-            return f"thread {thread.name if thread else number}, in {(of_script or frame).f_code.co_name}"
+        if script_frame or is_timer or not (is_own or is_idle):
+            return f"thread {thread.name if thread else thread_id}, in {(script_frame or frame).f_code.co_name}"
     return ""
 
 
@@ -85,17 +85,17 @@ def describe_place(stack: list[traceback.FrameSummary]) -> str:
     """The position of the script: the innermost of its own lines, and the innermost line if that is a library's."""
     if not stack:
         return "its end"
-    of_script = [frame for frame in stack if not is_library(frame.filename)]
-    if of_script and of_script[-1] is stack[-1]:
-        return _format_frame(of_script[-1])
-    place = _format_frame(of_script[-1]) if of_script else "no line of its own"
+    script_frames = [frame for frame in stack if not is_library(frame.filename)]
+    if script_frames and script_frames[-1] is stack[-1]:
+        return _format_frame(script_frames[-1])
+    place = _format_frame(script_frames[-1]) if script_frames else "no line of its own"
     return f"{place}, within {_format_frame(stack[-1])}"
 
 
 def format_stack(stack: list[traceback.FrameSummary]) -> tuple[str, ...]:
     """The innermost frames of `stack`, for messages, without the frames that started the script."""
-    first = next((number for number, frame in enumerate(stack) if not is_library(frame.filename)), 0)
-    return tuple(f"    {_format_frame(frame)}" for frame in stack[first:][-_MAX_SHOWN:])
+    start = next((index for index, frame in enumerate(stack) if not is_library(frame.filename)), 0)
+    return tuple(f"    {_format_frame(frame)}" for frame in stack[start:][-_MAX_SHOWN:])
 
 
 def _format_frame(frame: traceback.FrameSummary) -> str:

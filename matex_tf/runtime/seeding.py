@@ -34,8 +34,8 @@ def agree_on_seeds(entropy: int | None = None) -> int:
 
     `entropy`: the entropy of a run that is resumed, which repeats its draws; None for a new run, which draws one.
     """
-    own = (random.getstate(), np.random.get_state(), secrets.randbits(128) if entropy is None else entropy)
-    python_state, numpy_state, entropy = objects.broadcast(own, "sending the states of random generators")
+    own_states = (random.getstate(), np.random.get_state(), secrets.randbits(128) if entropy is None else entropy)
+    python_state, numpy_state, entropy = objects.broadcast(own_states, "sending the states of random generators")
     random.setstate(python_state)
     np.random.set_state(numpy_state)
     call_when_imported("tensorflow", lambda _: _seed_tensorflow(_AgreedSeed(entropy % (1 << 31))))

@@ -19,8 +19,8 @@ _NAMES = ("sm_segment.", "vader_segment.")  # the beginnings of Open MPI's names
 def note_files() -> None:
     """Record the shared-memory files of this rank. Does nothing without `matex run`."""
     with real_files.use_real_files(), contextlib.suppress(OSError):
-        states = {path: os.stat(path) for path in _list_mapped("self")}
-        files = [[path, state.st_dev, state.st_ino] for path, state in states.items()]
+        statuses = {path: os.stat(path) for path in _list_mapped("self")}
+        files = [[path, status.st_dev, status.st_ino] for path, status in statuses.items()]
         rank_records.note(namespace=rank_records.read_namespace(), shared=files)
 
 
@@ -30,24 +30,24 @@ def remove_files(folder: str | os.PathLike[str], even_used: bool = False) -> boo
     `even_used`: also remove files that processes use, which are about to end. They keep the memory until then.
     """
     paths = list(_list_noted(folder))
-    used = set()
+    used_paths = set()
     if paths and not even_used:
-        used = {path for process in os.listdir("/proc") for path in _list_mapped(process)}
-    for path in set(paths) - used:
+        used_paths = {path for process in os.listdir("/proc") for path in _list_mapped(process)}
+    for path in set(paths) - used_paths:
         with contextlib.suppress(OSError):
             os.remove(path)
-    return used.isdisjoint(paths)
+    return used_paths.isdisjoint(paths)
 
 
 def _list_noted(folder: str | os.PathLike[str]) -> Iterator[str]:
     """The recorded files that still exist unchanged: of this user, of this boot of the host, with the same inode."""
     namespace = rank_records.read_namespace()
-    of_host = (record for record in rank_records.read_records(folder) if record.namespace == namespace)
-    for path, device, inode in (file for record in of_host for file in record.shared):
+    host_records = (record for record in rank_records.read_records(folder) if record.namespace == namespace)
+    for path, device, inode in (file for record in host_records for file in record.shared):
         with contextlib.suppress(OSError):
-            state = os.lstat(path)
-            is_unchanged = (state.st_dev, state.st_ino, state.st_uid) == (device, inode, os.getuid())
-            if is_unchanged and stat.S_ISREG(state.st_mode) and os.path.basename(path).startswith(_NAMES):
+            status = os.lstat(path)
+            is_unchanged = (status.st_dev, status.st_ino, status.st_uid) == (device, inode, os.getuid())
+            if is_unchanged and stat.S_ISREG(status.st_mode) and os.path.basename(path).startswith(_NAMES):
                 yield path
 
 
@@ -57,7 +57,7 @@ def _list_mapped(process: str) -> set[str]:
         return set()
     try:
         with open(f"/proc/{process}/maps") as file:
-            paths = {words[5].rstrip("\n") for line in file if len(words := line.split(None, 5)) == 6}
+            paths = {fields[5].rstrip("\n") for line in file if len(fields := line.split(None, 5)) == 6}
     except OSError:
         return set()  # the process has ended, or belongs to another user
     return {path for path in paths if os.path.basename(path).startswith(_NAMES) and os.path.exists(path)}

@@ -65,12 +65,12 @@ def register_end() -> None:
     """Make this rank end together with the others, at the end of the script or in `MPI.Finalize`."""
     from mpi4py import MPI
 
-    plain = MPI.Finalize
+    original_finalize = MPI.Finalize
 
     def Finalize() -> None:
         end_rank()
         if not MPI.Is_finalized():
-            plain()
+            original_finalize()
 
     MPI.Finalize = Finalize
     atexit.register(end_rank)
@@ -91,26 +91,26 @@ def _flush_files() -> None:
     Pipes are left out, because they could block. A disk may block, too, and so may a file whose lock is held by a
     stuck thread, or by the code that a signal has interrupted. So a thread writes, for a limited time.
     """
-    thread = threading.Thread(target=_flush_each, name="matex_tf flush", daemon=True)
+    thread = threading.Thread(target=_flush_open_files, name="matex_tf flush", daemon=True)
     with contextlib.suppress(RuntimeError, KeyboardInterrupt):  # no thread can be started; the user does not wait
         with starts_own.set():
             thread.start()
         thread.join(_FLUSH_SECONDS)
 
 
-def _flush_each() -> None:
-    streams = io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom  # the first has a buffer on top of the others
-    libraries = [(getattr(sys.modules.get(module), name, ()), method) for module, name, method in _LIBRARY_FILES]
+def _flush_open_files() -> None:
+    stream_types = io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom  # the first has a buffer on top of the others
+    library_types = [(getattr(sys.modules.get(module), name, ()), method) for module, name, method in _LIBRARY_FILES]
     files: list[Any] = []
-    for each in gc.get_objects():
+    for tracked_object in gc.get_objects():
         # Not `isinstance`, which asks each object for its class: a weak reference to a lost object raises an error.
-        kind = type(each)
-        if issubclass(kind, streams):
-            files.append(each)
-        for library_class, method in libraries:
-            if issubclass(kind, library_class):
+        object_type = type(tracked_object)
+        if issubclass(object_type, stream_types):
+            files.append(tracked_object)
+        for library_class, method in library_types:
+            if issubclass(object_type, library_class):
                 with contextlib.suppress(Exception):  # as below
-                    getattr(each, method)()
+                    getattr(tracked_object, method)()
     for file in sorted(files, key=lambda file: not issubclass(type(file), io.TextIOWrapper)):
         with contextlib.suppress(Exception):  # a full disk; a closed file; a wrapper of no file; a class of the script
             if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -142,9 +142,9 @@ def abort_with_error(text: str, code: int, follows: bool = False, is_loss: bool 
     fields: dict[str, Any] = {"size": me.size, "host": me.host, "number": ops.read_waiting().number, "abort_code": code}
     try:
         with real_files.use_real_files():
-            # Without `matex run` ranks find out by files in `shared`, a folder that all see, which error is the first.
-            shared = cache.find_cache_folder() if me.has_several_hosts else None
-            rank_records.report_error(text, me.rank, shared, follows=follows, is_loss=is_loss, **fields)
+            # Without `matex run` ranks find out by files in `shared_folder`, which all see, which error is the first.
+            shared_folder = cache.find_cache_folder() if me.has_several_hosts else None
+            rank_records.report_error(text, me.rank, shared_folder, follows=follows, is_loss=is_loss, **fields)
     finally:  # also after an error while reporting
         _end_all(code)
 
@@ -175,8 +175,8 @@ def abort_unjoined(task: task_environment.Task) -> None:
     Returns if MPI cannot be loaded. MPI is started first, with the default time limits: Open MPI's mpirun may crash or
     hang if a rank ends while another one connects to it.
     """
-    what = "has waited for the others to start MPI, to end them for its error"
-    with time_limit.limit_wait(task.rank, task.size, what, world.UNREACHABLE, settings.Settings({})):
+    activity = "has waited for the others to start MPI, to end them for its error"
+    with time_limit.limit_wait(task.rank, task.size, activity, world.UNREACHABLE, settings.Settings({})):
         try:
             mpi_calls.start_mpi()
         except (ImportError, RuntimeError):
@@ -191,39 +191,39 @@ def hear_requests(handle: Callable[[str], None], finish: Callable[[], None]) -> 
     is called, and the process ends. `matex run` passes its requests to the ranks as SIGUSR1. A signal from an unknown
     sender is a request. The sender is unknown without `matex run`, or if a later handler replaced this one.
     """
-    c, launchers = ops.get_library().c, list(task_environment.get_launchers())
+    engine, launchers = ops.get_library().c, list(task_environment.get_launchers())
 
-    def hear(number: int, frame: Any) -> None:
-        is_from_launcher = bool(c.matex_came_from_launchers(number))
-        if is_from_launcher and number == signal.SIGTERM:
+    def hear(signal_number: int, frame: Any) -> None:
+        is_from_launcher = bool(engine.matex_came_from_launchers(signal_number))
+        if is_from_launcher and signal_number == signal.SIGTERM:
             finish()
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
+            signal.signal(signal_number, signal.SIG_DFL)
+            os.kill(os.getpid(), signal_number)
         else:
             request = rank_records.read_request() if is_from_launcher else None
-            handle(request or signal.Signals(number).name)
+            handle(request or signal.Signals(signal_number).name)
 
-    of_thread = threading.local()  # `mask`: the signals that the thread blocked before its fork
+    thread_data = threading.local()  # `mask`: the signals that the thread blocked before its fork
 
     def block() -> None:
-        of_thread.mask = signal.pthread_sigmask(signal.SIG_BLOCK, REQUESTS)
+        thread_data.mask = signal.pthread_sigmask(signal.SIG_BLOCK, REQUESTS)
 
     def unblock() -> None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, of_thread.mask)
+        signal.pthread_sigmask(signal.SIG_SETMASK, thread_data.mask)
 
     def restore_default() -> None:
-        for number in REQUESTS:
-            if signal.getsignal(number) is hear:
-                signal.signal(number, signal.SIG_DFL)
+        for signal_number in REQUESTS:
+            if signal.getsignal(signal_number) is hear:
+                signal.signal(signal_number, signal.SIG_DFL)
         unblock()
 
     # A forked child is no rank, so a signal ends it. The signals are blocked until the child has restored the default,
     # because an earlier signal would call `hear` in the child.
     os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=restore_default)
-    for number in REQUESTS:
-        signal.signal(number, hear)
-        if c.matex_watch_sender(number, (ctypes.c_int * len(launchers))(*launchers), len(launchers)):
-            raise errors.RankError(f"the senders of signal {number} cannot be told apart")
+    for signal_number in REQUESTS:
+        signal.signal(signal_number, hear)
+        if engine.matex_watch_sender(signal_number, (ctypes.c_int * len(launchers))(*launchers), len(launchers)):
+            raise errors.RankError(f"the senders of signal {signal_number} cannot be told apart")
 
 
 def await_cause() -> None:
@@ -258,15 +258,15 @@ def end_rank() -> None:
 
     if not world.is_active() or _is_aborting or MPI.Is_finalized():
         return
-    for work in script_ended:
-        work()
+    for function in script_ended:
+        function()
     # Meet the other ranks. Ranks that are at another collective read this description in their error.
-    code, text = exit_codes.exit_code, exit_codes.exit_text
-    what = f"the end of its script, with exit code {code}" if code else "the end of its script"
-    if text:
-        what += f" ({text})"
+    code, exit_text = exit_codes.exit_code, exit_codes.exit_text
+    description = f"the end of its script, with exit code {code}" if code else "the end of its script"
+    if exit_text:
+        description += f" ({exit_text})"
     try:
-        membership.attempt_collectives(what, lambda: ops.rendezvous(_KIND, 0, what, exit_code=code))
+        membership.attempt_collectives(description, lambda: ops.rendezvous(_KIND, 0, description, exit_code=code))
     except errors.MismatchError as error:
         # Another rank is at another collective.
         if code and ops.find_cause(str(error)) is ops.Cause.ENDED:
@@ -277,8 +277,8 @@ def end_rank() -> None:
     _have_all_ended = True
     # All ranks have ended their scripts: clean up, exchange exit codes, finalize MPI.
     try:
-        for work in at_end:
-            work()
+        for function in at_end:
+            function()
     except errors.RankError as error:  # raised on all ranks
         abort_with_error(f"matex_tf: {error}\n", 1)
     me = world.get_world()
@@ -286,20 +286,20 @@ def end_rank() -> None:
     # next collective, so before any rank can record that all have ended.
     if me.rank == 0 or settings.get_settings().output == "all":
         rank_records.note_writing()
-    exits = objects.allgather((code, text), "what is done after the script")
+    exits = objects.allgather((code, exit_text), "what is done after the script")
     _report_exits(exits)
     with time_limit.limit_wait(me.rank, me.size, "has waited for MPI to end, after all have come to the script's end"):
-        rank_records.note_end({of_rank for of_rank, _ in exits})
-        for work in before_finalize:
-            work()
+        rank_records.note_end({rank_code for rank_code, _ in exits})
+        for function in before_finalize:
+            function()
         if not me.has_lost:  # MPI may otherwise wait for lost ranks
             mpi_calls.end_mpi()
 
 
 def _describe_exit() -> str:
     me = world.get_world()
-    how = f" by sys.exit({exit_codes.exit_text!r})" if exit_codes.exit_text else ""
-    return f"rank {me.rank} of {me.size} on {me.host} has ended its script{how}, with exit code {exit_codes.exit_code}"
+    call = f" by sys.exit({exit_codes.exit_text!r})" if exit_codes.exit_text else ""
+    return f"rank {me.rank} of {me.size} on {me.host} has ended its script{call}, with exit code {exit_codes.exit_code}"
 
 
 def _report_exits(exits: list[tuple[int, str]]) -> None:

@@ -25,10 +25,10 @@ def hold_folder(path: str) -> int | None:
 
     None if another process holds the lock. On a file system without locks, every process gets it.
     """
-    handle, is_free, _ = _try_lock(path)
+    descriptor, is_free, _ = _try_lock(path)
     if is_free:
-        return handle
-    os.close(handle)
+        return descriptor
+    os.close(descriptor)
     return None
 
 
@@ -40,16 +40,16 @@ def hold_file(path: str, waits: bool = False, tell: Callable[[OSError], None] | 
         tell: called with the error of a file system without locks.
     """
     while True:
-        handle, is_free, lack_error = _try_lock(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, waits)
+        descriptor, is_free, lack_error = _try_lock(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, waits)
         if lack_error is not None and tell is not None:
             tell(lack_error)
         if not is_free:
-            os.close(handle)
+            os.close(descriptor)
             return None
         with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(handle), os.stat(path)):
-                return handle
-        os.close(handle)  # the previous holder has removed the file: lock a new one
+            if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                return descriptor
+        os.close(descriptor)  # the previous holder has removed the file: lock a new one
 
 
 def make_folder(prefix: str, folder: str | os.PathLike[str]) -> tuple[str, int]:
@@ -57,11 +57,11 @@ def make_folder(prefix: str, folder: str | os.PathLike[str]) -> tuple[str, int]:
     while True:
         path = tempfile.mkdtemp(prefix=prefix, dir=folder)
         with contextlib.suppress(FileNotFoundError):  # a concurrent sweep may remove the folder before it is locked
-            handle = hold_folder(path)
-            if handle is not None:
+            descriptor = hold_folder(path)
+            if descriptor is not None:
                 if os.path.isdir(path):
-                    return path, handle
-                os.close(handle)
+                    return path, descriptor
+                os.close(descriptor)
 
 
 def remove_noted(folder: str | os.PathLike[str]) -> None:
@@ -69,12 +69,12 @@ def remove_noted(folder: str | os.PathLike[str]) -> None:
 
     Waits for ranks that were just killed. Folders of surviving ranks remain.
     """
-    until = time.monotonic() + _MAX_WAIT
+    deadline = time.monotonic() + _MAX_WAIT
     records = (record for record in rank_records.read_records(folder) if record.host == socket.gethostname())
     for path in (path for record in records for path in record.folders):
         while os.path.isdir(path):
             sweep_folders(os.path.basename(path), os.path.dirname(path), min_seconds=0)
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 break
             time.sleep(0.02)
 
@@ -86,17 +86,17 @@ def _try_lock(
 
     Without locks on the file system, every process may use it. With locks, the error is None.
     """
-    handle = os.open(path, flags, 0o600)
+    descriptor = os.open(path, flags, 0o600)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
     except BlockingIOError:
-        return handle, False, None
+        return descriptor, False, None
     except OSError as error:
         if not file_locks.lacks_locks(error):
-            os.close(handle)
+            os.close(descriptor)
             raise
-        return handle, True, error
-    return handle, True, None
+        return descriptor, True, error
+    return descriptor, True, None
 
 
 def sweep_folders(
@@ -114,19 +114,19 @@ def sweep_folders(
             remain for a day in any case.
         may_remove: the last condition for each entry.
     """
-    parent, default = (tempfile.gettempdir(), _MINUTE) if folder is None else (os.fspath(folder), _DAY)
-    min_seconds = default if min_seconds is None else min_seconds
+    parent, default_seconds = (tempfile.gettempdir(), _MINUTE) if folder is None else (os.fspath(folder), _DAY)
+    min_seconds = default_seconds if min_seconds is None else min_seconds
     for path in glob.glob(os.path.join(glob.escape(parent), glob.escape(prefix) + "*")):
         try:
-            state = os.lstat(path)
-            age = time.time() - state.st_mtime
-            if state.st_uid != os.getuid() or stat.S_ISLNK(state.st_mode) or age < min_seconds:
+            status = os.lstat(path)
+            age = time.time() - status.st_mtime
+            if status.st_uid != os.getuid() or stat.S_ISLNK(status.st_mode) or age < min_seconds:
                 continue
-            handle, is_free, lack_error = _try_lock(path)
+            descriptor, is_free, lack_error = _try_lock(path)
             try:
                 if is_free and (lack_error is None or age >= _DAY) and may_remove(path):
                     shutil.rmtree(path, ignore_errors=True) if os.path.isdir(path) else os.remove(path)
             finally:
-                os.close(handle)
+                os.close(descriptor)
         except FileNotFoundError:
             continue  # another rank removed it first

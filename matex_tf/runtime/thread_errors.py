@@ -33,9 +33,9 @@ def describe() -> str:
 
 def report() -> None:
     """Show each error that no lower rank has had. Collective, at the end of the script."""
-    everyone = objects.allgather(list(_texts), "which errors have ended threads")
-    of_lower_ranks = {place for places in everyone[: world.get_world().rank] for place in places}
+    places_by_rank = objects.allgather(list(_texts), "which errors have ended threads")
+    lower_rank_places = {place for places in places_by_rank[: world.get_world().rank] for place in places}
     if terminal.is_silent():
         for place, text in list(_texts.items()):  # a further thread may fail at this moment
-            if place not in of_lower_ranks:
+            if place not in lower_rank_places:
                 terminal.write_text(text)

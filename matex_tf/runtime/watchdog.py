@@ -48,18 +48,20 @@ _watch: _Watch | None = None
 
 
 @contextlib.contextmanager
-def excuse_wait(what: str, factor: float = math.inf) -> Iterator[None]:
-    """Context in which this rank does `what`. Others wait up to `factor` * MATEX_ABORT_SECONDS, by default for ever.
+def excuse_wait(activity: str, factor: float = math.inf) -> Iterator[None]:
+    """Context in which this rank is busy with `activity`.
+
+    Others wait up to `factor` * MATEX_ABORT_SECONDS, by default for ever.
 
     Without this excuse, the reporter ends the job after MATEX_ABORT_SECONDS.
     """
     abort_seconds = settings.get_settings().abort_seconds
-    activity = what, time.monotonic() + factor * abort_seconds if abort_seconds else math.inf
-    _activities.append(activity)
+    activity_and_limit = activity, time.monotonic() + factor * abort_seconds if abort_seconds else math.inf
+    _activities.append(activity_and_limit)
     try:
         yield
     finally:
-        _activities.remove(activity)
+        _activities.remove(activity_and_limit)
 
 
 def start_watching() -> None:
@@ -170,10 +172,10 @@ class _Watch:
         from mpi4py import MPI
 
         self.communicator.Ack_failed()
-        lost = self.communicator.Get_failed()
-        gone = MPI.Group.Translate_ranks(lost, None, self.communicator.group)
-        lost.Free()
-        self.ranks = [rank for rank in range(self.me.size) if rank not in gone]
+        lost_group = self.communicator.Get_failed()
+        lost_ranks = MPI.Group.Translate_ranks(lost_group, None, self.communicator.group)
+        lost_group.Free()
+        self.ranks = [rank for rank in range(self.me.size) if rank not in lost_ranks]
         self.stalled = None  # waiting ranks report again
 
     def _watch_ranks(self) -> None:
@@ -199,9 +201,9 @@ class _Watch:
 
     def _handle_message(self, kind: str, rank: int, *content: Any) -> None:
         if kind == "waits":
-            number, seconds, what = content
+            number, seconds, description = content
             if self.stalled is None or number > self.stalled.number:
-                self.stalled = _Stall(number, what)
+                self.stalled = _Stall(number, description)
             self.stalled.starts[rank] = time.monotonic() - seconds
             self._send_message(rank, "heard")
         elif kind == "heard":
@@ -216,8 +218,8 @@ class _Watch:
         activities = [*_activities, _PROMPT] if _is_at_prompt(stack) else list(_activities)
         return _Answer(
             number=waiting.number, waits_at=waiting.what, place=script_frames.describe_place(stack),
-            doing="; ".join(what for what, _ in activities),
-            has_excuse=any(time.monotonic() < until for _, until in activities),
+            doing="; ".join(activity for activity, _ in activities),
+            has_excuse=any(time.monotonic() < deadline for _, deadline in activities),
             updates=ops.count_completed(ops.GRADIENTS),
             stack=(*script_frames.format_stack(stack), *thread_errors.describe().splitlines()),
         )  # fmt: skip
@@ -242,88 +244,90 @@ class _Watch:
             report.sent_at, report.is_confirmed = now, False
             self._send_message(report.reporter, "waits", waiting.number, waited, waiting.what)
 
-    def _handle_stall(self, stalled: _Stall) -> None:
+    def _handle_stall(self, stall: _Stall) -> None:
         """As the reporter: once a report is due, ask all ranks where they are.
 
         A later call, once all ranks have answered or had the time to, prints the late ranks, and may end the job.
         """
         now = time.monotonic()
-        waited = now - min(stalled.starts.values())
-        if stalled.asked_at is None:
-            if self._is_report_due(stalled, waited):
-                stalled.asked_at, stalled.answers = now, {}
+        waited = now - min(stall.starts.values())
+        if stall.asked_at is None:
+            if self._is_report_due(stall, waited):
+                stall.asked_at, stall.answers = now, {}
                 for rank in self.ranks:
                     self._send_message(rank, "where")
             return
-        have_answered = stalled.answers.keys() >= set(self.ranks)
-        if not have_answered and now < stalled.asked_at + _ANSWER_SECONDS:
+        have_answered = stall.answers.keys() >= set(self.ranks)
+        if not have_answered and now < stall.asked_at + _ANSWER_SECONDS:
             return
-        if ops.read_waiting().number > stalled.number:  # the collective was completed meanwhile
+        if ops.read_waiting().number > stall.number:  # the collective was completed meanwhile
             self.stalled = None
             return
-        late = [rank for rank in self.ranks if not self._is_waiting(stalled, rank)]
-        text = self._describe_late(stalled, waited, late) if late else self._describe_mutual_wait(stalled, waited)
+        late_ranks = [rank for rank in self.ranks if not self._is_waiting(stall, rank)]
+        text = (
+            self._describe_late(stall, waited, late_ranks) if late_ranks else self._describe_mutual_wait(stall, waited)
+        )
         terminal.write_text(text)
-        stalled.asked_at, stalled.reported_wait = None, waited
-        is_excused = any(stalled.answers[rank].has_excuse for rank in late if rank in stalled.answers)
+        stall.asked_at, stall.reported_wait = None, waited
+        is_excused = any(stall.answers[rank].has_excuse for rank in late_ranks if rank in stall.answers)
         if self.abort_seconds and waited >= self.abort_seconds and not is_excused:
-            why = f"after MATEX_ABORT_SECONDS={self.abort_seconds}"
-            terminal.write_text(f"matex_tf: ending the job (exit code {EXIT_STALLED}) {why}\n")
+            reason = f"after MATEX_ABORT_SECONDS={self.abort_seconds}"
+            terminal.write_text(f"matex_tf: ending the job (exit code {EXIT_STALLED}) {reason}\n")
             shutdown.abort_all_ranks(EXIT_STALLED)
 
-    def _is_report_due(self, stalled: _Stall, waited: float) -> bool:
+    def _is_report_due(self, stall: _Stall, waited: float) -> bool:
         """Whether to report a wait of `waited` seconds, so that messages become rarer.
 
         A report is due after MATEX_STALL_SECONDS, then at each double of the wait reported last, and at
         MATEX_ABORT_SECONDS, when the job may be ended.
         """
-        if waited < stalled.reported_wait:
-            stalled.reported_wait = 0.0  # this wait began later than the reported one
-        due = max(self.stall_seconds, 2 * stalled.reported_wait)
-        if stalled.reported_wait < self.abort_seconds:
-            due = min(due, self.abort_seconds)
-        return waited >= due
+        if waited < stall.reported_wait:
+            stall.reported_wait = 0.0  # this wait began later than the reported one
+        due_seconds = max(self.stall_seconds, 2 * stall.reported_wait)
+        if stall.reported_wait < self.abort_seconds:
+            due_seconds = min(due_seconds, self.abort_seconds)
+        return waited >= due_seconds
 
     @staticmethod
-    def _is_waiting(stalled: _Stall, rank: int) -> bool:
+    def _is_waiting(stall: _Stall, rank: int) -> bool:
         """Whether a rank has answered that it waits at this collective or a later one."""
-        answer = stalled.answers.get(rank)
-        return answer is not None and bool(answer.waits_at) and answer.number >= stalled.number
+        answer = stall.answers.get(rank)
+        return answer is not None and bool(answer.waits_at) and answer.number >= stall.number
 
-    def _describe_late(self, stalled: _Stall, waited: float, late: list[int]) -> str:
-        """The message about the `late` ranks, for which the others have waited for `waited` seconds."""
+    def _describe_late(self, stall: _Stall, waited: float, late_ranks: list[int]) -> str:
+        """The message about the `late_ranks`, for which the others have waited for `waited` seconds."""
         hosts = self.me.hosts
-        waiting = [rank for rank in self.ranks if rank not in late]
-        names = ", ".join(f"rank {rank} ({hosts[rank]})" for rank in waiting[:_MAX_RANKS])
-        names += f" and {len(waiting) - _MAX_RANKS} more" if len(waiting) > _MAX_RANKS else ""
+        waiting_ranks = [rank for rank in self.ranks if rank not in late_ranks]
+        names = ", ".join(f"rank {rank} ({hosts[rank]})" for rank in waiting_ranks[:_MAX_RANKS])
+        names += f" and {len(waiting_ranks) - _MAX_RANKS} more" if len(waiting_ranks) > _MAX_RANKS else ""
         updates = ops.count_completed(ops.GRADIENTS)
-        place = f"{stalled.what} (collective number {stalled.number}, after {updates} updates)"
-        have = "have" if len(waiting) > 1 else "has"
-        lines = [f"matex_tf: for {waited:.0f} s {names} {have} waited at {place} for:"]
-        for rank in late[:_MAX_RANKS]:
-            answer = stalled.answers.get(rank)
+        place = f"{stall.what} (collective number {stall.number}, after {updates} updates)"
+        verb = "have" if len(waiting_ranks) > 1 else "has"
+        lines = [f"matex_tf: for {waited:.0f} s {names} {verb} waited at {place} for:"]
+        for rank in late_ranks[:_MAX_RANKS]:
+            answer = stall.answers.get(rank)
             if answer is None:
-                where = "does not answer: its process is stopped, or its host cannot be reached"
+                position = "does not answer: its process is stopped, or its host cannot be reached"
             else:
-                doing = f"it is {answer.doing}" if answer.doing else f"it is at {answer.place}"
-                where = f"comes to number {answer.number} next; {doing}; it has made {answer.updates} updates"
-            lines.append(f"  rank {rank} ({hosts[rank]}) {where}")
-        if len(late) > _MAX_RANKS:
-            lines.append(f"  and {len(late) - _MAX_RANKS} more")
-        for rank in [rank for rank in late if rank in stalled.answers][:_MAX_STACKS]:
-            lines += [f"  the Python stack of rank {rank} ({hosts[rank]}):", *stalled.answers[rank].stack]
+                activity = f"it is {answer.doing}" if answer.doing else f"it is at {answer.place}"
+                position = f"comes to number {answer.number} next; {activity}; it has made {answer.updates} updates"
+            lines.append(f"  rank {rank} ({hosts[rank]}) {position}")
+        if len(late_ranks) > _MAX_RANKS:
+            lines.append(f"  and {len(late_ranks) - _MAX_RANKS} more")
+        for rank in [rank for rank in late_ranks if rank in stall.answers][:_MAX_STACKS]:
+            lines += [f"  the Python stack of rank {rank} ({hosts[rank]}):", *stall.answers[rank].stack]
         return "\n".join(lines) + "\n"
 
-    def _describe_mutual_wait(self, stalled: _Stall, waited: float) -> str:
+    def _describe_mutual_wait(self, stall: _Stall, waited: float) -> str:
         """The message if no rank is late: ranks wait for one another, or a transfer of all ranks takes this long."""
         hosts = self.me.hosts
         reasons = "for one another, because their code has diverged, or for a transfer that takes this long"
-        after = f"after {ops.count_completed(ops.GRADIENTS)} updates"
-        lines = [f"matex_tf: all ranks have waited for up to {waited:.0f} s, {after}: {reasons}:"]
+        progress = f"after {ops.count_completed(ops.GRADIENTS)} updates"
+        lines = [f"matex_tf: all ranks have waited for up to {waited:.0f} s, {progress}: {reasons}:"]
         for rank in self.ranks[:_MAX_RANKS]:
-            answer = stalled.answers[rank]
-            waits = f"waits at {answer.waits_at} (collective number {answer.number})"
-            lines.append(f"  rank {rank} ({hosts[rank]}) {waits}; it is at {answer.place}")
+            answer = stall.answers[rank]
+            wait_text = f"waits at {answer.waits_at} (collective number {answer.number})"
+            lines.append(f"  rank {rank} ({hosts[rank]}) {wait_text}; it is at {answer.place}")
         if len(self.ranks) > _MAX_RANKS:
             lines.append(f"  and {len(self.ranks) - _MAX_RANKS} more")
         return "\n".join(lines) + "\n"

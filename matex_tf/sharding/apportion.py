@@ -34,13 +34,13 @@ def _apportion_rows(counts: tuple[int, ...], rows: int) -> tuple[int, ...]:
         return counts
     # Count the rows at positions up to (rows - ranks / 2) / total. They are at most `rows`, and almost as many. Then
     # take the few remaining rows one by one.
-    taken = [max(0, ((2 * rows - len(counts)) * count + total) // (2 * total)) for count in counts]
+    taken_counts = [max(0, ((2 * rows - len(counts)) * count + total) // (2 * total)) for count in counts]
 
     def list_next(rank: int) -> Iterator[tuple[Fraction, int]]:
         """The positions of the rank's further rows, with the rank, in order."""
-        return ((Fraction(2 * row + 1, 2 * counts[rank]), rank) for row in range(taken[rank], counts[rank]))
+        return ((Fraction(2 * row + 1, 2 * counts[rank]), rank) for row in range(taken_counts[rank], counts[rank]))
 
     next_rows = heapq.merge(*map(list_next, range(len(counts))))
-    for _, rank in itertools.islice(next_rows, rows - sum(taken)):
-        taken[rank] += 1
-    return tuple(taken)
+    for _, rank in itertools.islice(next_rows, rows - sum(taken_counts)):
+        taken_counts[rank] += 1
+    return tuple(taken_counts)

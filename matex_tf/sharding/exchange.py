@@ -31,19 +31,19 @@ def exchange_rows(arrays: Sequence[np.ndarray], seed: int, epoch: int) -> None:
     """
     excepthook.refuse_after_loss("the exchange of each rank's own rows")
     me = world.get_world()
-    rows = len(arrays[0])
+    row_count = len(arrays[0])
     row_bytes = max(1, sum(array[:1].nbytes for array in arrays))
-    counts, sizes = zip(*objects.allgather((rows, row_bytes), "exchanging rows between the ranks"))
-    order = np.random.default_rng([seed, epoch, me.rank]).permutation(rows)
+    row_counts, row_sizes = zip(*objects.allgather((row_count, row_bytes), "exchanging rows between the ranks"))
+    order = np.random.default_rng([seed, epoch, me.rank]).permutation(row_count)
     communicator = world.get_communicator("readers")
     # A multiple of the number of ranks that train: each of them then gets equally many rows of a complete round.
-    round_rows = max(1, _ROUND_BYTES // max(sizes) // me.trainers) * me.trainers
+    round_rows = max(1, _ROUND_BYTES // max(row_sizes) // me.trainers) * me.trainers
     with ops.announce_exchange("exchanging rows between the ranks"):
-        for start in range(0, max(counts), round_rows):
-            chosen = order[start : start + round_rows]
-            destinations, received = _plan_round(counts, start, round_rows, me.rank, me.trainers)
+        for start in range(0, max(row_counts), round_rows):
+            chosen_rows = order[start : start + round_rows]
+            destinations, received_counts = _plan_round(row_counts, start, round_rows, me.rank, me.trainers)
             for array in arrays:
-                _exchange_round(communicator, array, chosen, destinations, received)
+                _exchange_round(communicator, array, chosen_rows, destinations, received_counts)
 
 
 def _plan_round(
@@ -61,24 +61,24 @@ def _plan_round(
         first, last = min(start, counts[sender]), min(start + round_rows, counts[sender])
         return (first_numbers[sender] + np.arange(first, last)) % trainers
 
-    received = [int((find_destinations(sender) == rank).sum()) for sender in range(len(counts))]
-    return find_destinations(rank), received
+    received_counts = [int((find_destinations(sender) == rank).sum()) for sender in range(len(counts))]
+    return find_destinations(rank), received_counts
 
 
 def _exchange_round(
-    communicator: Any, array: np.ndarray, chosen: np.ndarray, destinations: np.ndarray, received: list[int]
+    communicator: Any, array: np.ndarray, chosen_rows: np.ndarray, destinations: np.ndarray, received_counts: list[int]
 ) -> None:
-    """Replace the rows `chosen` of an array by rows of all ranks. destinations, received: see `_plan_round`."""
-    by_destination = chosen[np.argsort(destinations, kind="stable")]
-    outgoing = np.ascontiguousarray(np.asarray(array)[by_destination])
-    incoming = np.empty((sum(received), *array.shape[1:]), array.dtype)
+    """Replace `chosen_rows` of an array by rows of all ranks. destinations, received_counts: see `_plan_round`."""
+    rows_by_destination = chosen_rows[np.argsort(destinations, kind="stable")]
+    outgoing = np.ascontiguousarray(np.asarray(array)[rows_by_destination])
+    incoming = np.empty((sum(received_counts), *array.shape[1:]), array.dtype)
     row_bytes = array.dtype.itemsize * int(np.prod(array.shape[1:], dtype=np.int64))
-    sent_bytes = [int(count) * row_bytes for count in np.bincount(destinations, minlength=len(received))]
-    received_bytes = [count * row_bytes for count in received]
+    sent_bytes = [int(count) * row_bytes for count in np.bincount(destinations, minlength=len(received_counts))]
+    received_bytes = [count * row_bytes for count in received_counts]
     communicator.Alltoallv(
         [outgoing.reshape(-1).view(np.uint8), sent_bytes], [incoming.reshape(-1).view(np.uint8), received_bytes]
     )
-    array[chosen] = incoming
+    array[chosen_rows] = incoming
 
 
 def make_epoch_action(arrays: Sequence[np.ndarray], seed: int) -> Callable[[], None]:
@@ -93,10 +93,10 @@ def make_epoch_action(arrays: Sequence[np.ndarray], seed: int) -> Callable[[], N
     return prepare_epoch
 
 
-def join_rows(arrays: Sequence[np.ndarray], what: str) -> list[np.ndarray]:
-    """For each array, the rows of all ranks, in the order of ranks. `what`: names the rows. Collective."""
-    gathered = objects.allgather([np.asarray(array) for array in arrays], what)
-    excepthook.refuse_after_loss(what)  # the rows of a lost rank are missing
-    if len({len(of_rank) for of_rank in gathered}) > 1:
-        raise errors.BatchError(f"{what}: the ranks have different numbers of arrays of their own rows")
-    return [np.concatenate(parts) for parts in zip(*gathered)]
+def join_rows(arrays: Sequence[np.ndarray], subject: str) -> list[np.ndarray]:
+    """For each array, the rows of all ranks, in the order of ranks. `subject`: names the rows. Collective."""
+    arrays_of_ranks = objects.allgather([np.asarray(array) for array in arrays], subject)
+    excepthook.refuse_after_loss(subject)  # the rows of a lost rank are missing
+    if len({len(rank_arrays) for rank_arrays in arrays_of_ranks}) > 1:
+        raise errors.BatchError(f"{subject}: the ranks have different numbers of arrays of their own rows")
+    return [np.concatenate(parts) for parts in zip(*arrays_of_ranks)]

@@ -1,7 +1,7 @@
 """Compares the data of ranks by their hashes: batches, and arrays that a script passes to `fit`.
 
 Ranks share a batch only if all of them read the same batch. If a script reads other data on each rank, the sum of the
-ranks' gradients is not the gradient of any batch. In all functions `what` names the data, for messages.
+ranks' gradients is not the gradient of any batch. In all functions `subject` names the data, for messages.
 """
 
 from __future__ import annotations
@@ -32,76 +32,76 @@ def digest_value(value: Any, seed: int = 0) -> int:
     return ops.hash_content(np.ascontiguousarray(array), seed)
 
 
-def is_batch_of_all(own: tuple[int, int] | None, what: str) -> bool:
+def is_batch_of_all(own_batch: tuple[int, int] | None, subject: str) -> bool:
     """Whether all ranks have the same complete batch; prints a note if not. Collective.
 
-    own: (rows, hash) of this rank's batch; None if it has no batch.
+    own_batch: (rows, hash) of this rank's batch; None if it has no batch.
     """
-    different = {(rows, content) for _, rows, content in _gather_batches(own, what)}
-    if len(different) < 2:
+    distinct_batches = {(rows, content) for _, rows, content in _gather_batches(own_batch, subject)}
+    if len(distinct_batches) < 2:
         return True
-    notes.print_note(f"{_OTHER_ROWS.format(what=what)} Each rank computes its own batch, whole.")
+    notes.print_note(f"{_OTHER_ROWS.format(what=subject)} Each rank computes its own batch, whole.")
     return False
 
 
-def compare_batch(own: tuple[int, int] | None, what: str) -> None:
+def compare_batch(own_batch: tuple[int, int] | None, subject: str) -> None:
     """Compare the complete batches of all ranks. Prints a note if their contents differ, or if the batch has fewer rows
-    than there are ranks. own: see `is_batch_of_all`. Collective.
+    than there are ranks. own_batch: see `is_batch_of_all`. Collective.
 
     Raises BatchError on every rank if the numbers of rows differ.
     """
-    batches = _gather_batches(own, what)
-    check_rows([(rank, rows) for rank, rows, _ in batches], what)
+    batches = _gather_batches(own_batch, subject)
+    check_rows([(rank, rows) for rank, rows, _ in batches], subject)
     trainers = world.get_world().trainers
     if batches and 0 < batches[0][1] < trainers:
         notes.print_note(
-            f"a batch of {batches[0][1]} rows is fewer than the {trainers} ranks ({what}): the ranks without a "
+            f"a batch of {batches[0][1]} rows is fewer than the {trainers} ranks ({subject}): the ranks without a "
             "row of their own only wait for the others. Larger batches, or fewer ranks, use them better"
         )
     if len({content for _, _, content in batches}) > 1:
         notes.print_note(
-            f"{_OTHER_ROWS.format(what=what)} Each rank computes its slice of its own batch; the results are not "
+            f"{_OTHER_ROWS.format(what=subject)} Each rank computes its slice of its own batch; the results are not "
             "exactly those of the script alone."
         )
 
 
-def _gather_batches(own: tuple[int, int] | None, what: str) -> list[tuple[int, int, int]]:
+def _gather_batches(own_batch: tuple[int, int] | None, subject: str) -> list[tuple[int, int, int]]:
     """(rank, rows, hash) of the batch of each rank that has one. Collective."""
-    gathered = objects.allgather(own, f"comparing {what}", rows=0 if own is None else own[0])
-    return [(rank, *batch) for rank, batch in enumerate(gathered) if batch is not None]
+    batches = objects.allgather(own_batch, f"comparing {subject}", rows=0 if own_batch is None else own_batch[0])
+    return [(rank, *batch) for rank, batch in enumerate(batches) if batch is not None]
 
 
-def check_rows(counts: Sequence[tuple[int, int]], what: str) -> None:
+def check_rows(counts: Sequence[tuple[int, int]], subject: str) -> None:
     """Raise BatchError if the ranks' batches differ in their numbers of rows. counts: (rank, number of rows) pairs."""
     hosts = world.get_world().hosts
     for rank, rows in counts:
         first_rank, first_rows = counts[0]
         if rows != first_rows:
             raise errors.BatchError(
-                f"the ranks' batches have different numbers of rows ({what}): {first_rows} on rank {first_rank} "
+                f"the ranks' batches have different numbers of rows ({subject}): {first_rows} on rank {first_rank} "
                 f"({hosts[first_rank]}), {rows} on rank {rank} ({hosts[rank]}). Every rank must read the same data; to "
                 "give each rank data of its own, pass it through matex_tf.shard or matex_tf.readers.DataSet."
             )
 
 
-def are_shares(arrays: list[np.ndarray], what: str) -> bool:
+def are_shares(arrays: list[np.ndarray], subject: str) -> bool:
     """Whether `arrays` are shards, each rank's own rows; if not, they are equal on all ranks. Collective.
 
     Raises BatchError on every rank if they are neither.
     """
     # Shards are compared by the types and shapes of their rows, other arrays by all of their contents.
-    contents = _gather_contents(arrays, what)
+    contents = _gather_contents(arrays, subject)
     all_shards = all(is_shard for is_shard, _ in contents)
-    row_types = [[(dtype, shape[1:]) for dtype, shape, _ in of_rank] for _, of_rank in contents]
+    row_types = [[(dtype, shape[1:]) for dtype, shape, _ in rank_contents] for _, rank_contents in contents]
     compared: Sequence[Any] = row_types if all_shards else contents
-    other = next((rank for rank, of_rank in enumerate(compared) if of_rank != compared[0]), None)
-    if other is None:
+    other_rank = next((rank for rank, rank_contents in enumerate(compared) if rank_contents != compared[0]), None)
+    if other_rank is None:
         return all_shards
     hosts = world.get_world().hosts
-    first = contents[0]
+    contents_of_rank_0 = contents[0]
     text = (
-        f"{what} differ between ranks: rank 0 ({hosts[0]}) has {_describe_arrays(*first)}, rank {other} "
-        f"({hosts[other]}) has {_describe_arrays(*contents[other], first[1])}."
+        f"{subject} differ between ranks: rank 0 ({hosts[0]}) has {_describe_arrays(*contents_of_rank_0)}, rank "
+        f"{other_rank} ({hosts[other_rank]}) has {_describe_arrays(*contents[other_rank], contents_of_rank_0[1])}."
     )
     if all_shards:
         raise errors.BatchError(f"{text} Shares may differ in their rows only.")
@@ -114,25 +114,25 @@ def are_shares(arrays: list[np.ndarray], what: str) -> bool:
     )
 
 
-def are_each_ranks_own(arrays: list[np.ndarray], what: str) -> bool:
+def are_each_ranks_own(arrays: list[np.ndarray], subject: str) -> bool:
     """Whether `arrays` are shards, or differ between ranks, so that no rank can compute another's rows. Collective."""
-    contents = _gather_contents(arrays, what)
-    return any(is_shard for is_shard, _ in contents) or any(of_rank != contents[0] for of_rank in contents)
+    contents = _gather_contents(arrays, subject)
+    return any(is_shard for is_shard, _ in contents) or any(rank_contents != contents[0] for rank_contents in contents)
 
 
-def _gather_contents(arrays: list[np.ndarray], what: str) -> list[tuple[bool, list[Any]]]:
+def _gather_contents(arrays: list[np.ndarray], subject: str) -> list[tuple[bool, list[Any]]]:
     """For each rank, whether its arrays are shards, and their (dtype, shape, hash). Collective."""
     is_shard = any(shard_arrays.is_shard(array) for array in arrays)
     contents = [(array.dtype.str, array.shape, 0 if is_shard else digest_value(array)) for array in arrays]
-    return objects.allgather((is_shard, contents), f"comparing {what}")
+    return objects.allgather((is_shard, contents), f"comparing {subject}")
 
 
-def _describe_arrays(is_shard: bool, arrays: list[Any], of_rank_0: list[Any] | None = None) -> str:
+def _describe_arrays(is_shard: bool, contents: list[Any], contents_of_rank_0: list[Any] | None = None) -> str:
     """Arrays as text. If an array differs from rank 0's array only in its values, the text says so."""
 
-    def describe(array: tuple[Any, ...], first: tuple[Any, ...] | None) -> str:
-        text = f"{np.dtype(array[0]).name}{list(array[1])}"
-        return f"{text} of other values" if first and first[:2] == array[:2] and first != array else text
+    def describe(content: tuple[Any, ...], expected: tuple[Any, ...] | None) -> str:
+        text = f"{np.dtype(content[0]).name}{list(content[1])}"
+        return f"{text} of other values" if expected and expected[:2] == content[:2] and expected != content else text
 
-    pairs = itertools.zip_longest(arrays, (of_rank_0 or [])[: len(arrays)])
-    return ("a shard, " if is_shard else "") + ", ".join(describe(array, first) for array, first in pairs)
+    pairs = itertools.zip_longest(contents, (contents_of_rank_0 or [])[: len(contents)])
+    return ("a shard, " if is_shard else "") + ", ".join(describe(content, expected) for content, expected in pairs)

@@ -90,29 +90,33 @@ def find_deal(x: Any) -> Dealt:
     return shard_array.dealt or Dealt()
 
 
-def _find_shard(x: Any) -> ShardArray | None:
-    while x is not None:
-        if isinstance(x, ShardArray):
-            return x
+def _find_shard(array: Any) -> ShardArray | None:
+    while array is not None:
+        if isinstance(array, ShardArray):
+            return array
         # `np.asarray(shard)` is a view that is no ShardArray. If the shard owns its memory, it is the view's base.
-        x = getattr(x, "base", None)
+        array = getattr(array, "base", None)
     return None
 
 
 def mark_share(dataset: Any) -> Any:
-    """Mark a tf.data.Dataset as one of this rank's own rows; returns it.
-
-    Raises UnsupportedError in a tf.compat.v1 graph: runs of sessions would take its batches for those of all ranks.
-    """
-    from matex_tf.world import world
-
-    if world.is_active() and not tf.compat.v1.executing_eagerly_outside_functions():
-        raise errors.UnsupportedError(
-            "a dataset of each rank's own rows (matex_tf.shard, DataSet) is made in a tf.compat.v1 graph, where no run "
-            "can know that. Feed arrays of these rows, or give every rank all of the data"
-        )
+    """Mark a tf.data.Dataset as one of this rank's own rows; returns it. Raises UnsupportedError in a graph."""
+    if not tf.executing_eagerly():
+        refuse_dataset("is made within a function or a tf.compat.v1 graph")
     tags.set_tag(dataset, _SHARE, True)
     return dataset
+
+
+def refuse_dataset(use: str) -> None:
+    """Raises UnsupportedError, if ranks run, for a use of a dataset of own rows that is taken for one of all rows."""
+    from matex_tf.world import world
+
+    if world.is_active():
+        raise errors.UnsupportedError(
+            f"a dataset of each rank's own rows (matex_tf.shard, DataSet) {use}, where nothing tells that its rows are "
+            "not those of all ranks. Make it in eager code and loop over it, feed arrays of these rows, or give every "
+            "rank all of the data"
+        )
 
 
 def shard(x: Any, *, rank: int | None = None, size: int | None = None) -> Any:
@@ -130,13 +134,13 @@ def shard(x: Any, *, rank: int | None = None, size: int | None = None) -> Any:
         TypeError: `x` is another object.
         ValueError: an array has no dimension, arrays have different numbers of rows, or a dataset is not batched.
     """
-    position = {"rank": rank, "size": size}
+    rank_and_size = {"rank": rank, "size": size}
     is_default = rank is None and size is None
     if rank is None or size is None:
         from matex_tf.world import world
 
-        here = world.get_world()
-        rank, size = (here.rank if rank is None else rank), (here.trainers if size is None else size)
+        me = world.get_world()
+        rank, size = (me.rank if rank is None else rank), (me.trainers if size is None else size)
     if not is_default and not 0 <= rank < size:
         raise ValueError(f"shard: rank has to be 0 to size - 1; given rank={rank}, size={size}")
     if is_shard(x):
@@ -145,11 +149,11 @@ def shard(x: Any, *, rank: int | None = None, size: int | None = None) -> Any:
     if isinstance(x, dict):
         _check_rows(x)
         shards = copy.copy(x)
-        shards.update({key: shard(value, **position) for key, value in x.items()})
+        shards.update({key: shard(value, **rank_and_size) for key, value in x.items()})
         return shards
     if isinstance(x, tuple):
         _check_rows(dict(enumerate(x)))
-        items = [shard(value, **position) for value in x]
+        items = [shard(value, **rank_and_size) for value in x]
         return tuple(items) if type(x) is tuple else type(x)(*items)  # a named tuple takes its items one by one
     if hasattr(x, "element_spec") and hasattr(x, "map"):
         return _shard_dataset(x, rank, size)
@@ -169,13 +173,13 @@ def shard(x: Any, *, rank: int | None = None, size: int | None = None) -> Any:
 
 def _check_rows(arrays: Mapping[Any, Any]) -> None:
     """Check that the arrays of a tuple or dict have equally many rows."""
-    rows = {
+    row_counts = {
         key: int(value.shape[0])
         for key, value in arrays.items()
         if not is_shard(value) and (isinstance(value, np.ndarray) or _is_eager(value)) and len(value.shape)
     }
-    if len(set(rows.values())) > 1:
-        raise ValueError(f"shard: expected arrays of one number of rows; given {rows}")
+    if len(set(row_counts.values())) > 1:
+        raise ValueError(f"shard: expected arrays of one number of rows; given {row_counts}")
 
 
 def _shard_dataset(dataset: Any, rank: int, size: int) -> Any:
@@ -191,8 +195,8 @@ def _shard_dataset(dataset: Any, rank: int, size: int) -> Any:
     return mark_share(dataset.map(slice_batch))
 
 
-def _is_eager(x: Any) -> bool:
-    """Whether `x` is a dense tensor, or a variable, whose value is known now."""
+def _is_eager(value: Any) -> bool:
+    """Whether `value` is a dense tensor, or a variable, whose value is known now."""
     tf = sys.modules.get("tensorflow")
-    is_tensor = tf is not None and isinstance(x, (tf.Tensor, tf.Variable))
-    return is_tensor and hasattr(x, "numpy") and x.shape.rank is not None
+    is_tensor = tf is not None and isinstance(value, (tf.Tensor, tf.Variable))
+    return is_tensor and hasattr(value, "numpy") and value.shape.rank is not None

@@ -33,26 +33,28 @@ def make_row_reader(
     counts: the number of rows of each rank.
     reshuffle: the seed with which ranks exchange rows before each epoch; None: they do not.
     """
-    rows = counts[world.get_world().rank]
+    row_count = counts[world.get_world().rank]
     # A rank without rows computes one row of zeros, which adds 0 to every sum.
     arrays = tf.nest.map_structure(
-        lambda array: np.asarray(array) if rows else np.zeros((1, *array.shape[1:]), array.dtype), inputs
+        lambda array: np.asarray(array) if row_count else np.zeros((1, *array.shape[1:]), array.dtype), inputs
     )
     if reshuffle is None:
         with shard_arrays.keeps_rows.set(True):  # the tensors lose the mark of own rows, which the dataset has
             tensors = tf.nest.map_structure(tf.convert_to_tensor, arrays)
-        return lambda chosen: tf.nest.map_structure(lambda tensor: tf.gather(tensor, chosen), tensors), None, []
+        return lambda indices: tf.nest.map_structure(lambda tensor: tf.gather(tensor, indices), tensors), None, []
 
     # The exchange writes into the arrays between epochs, so they must be writeable. A tensor would be a copy.
-    flat = [array if array.flags.writeable else array.copy() for array in tf.nest.flatten(arrays)]
+    flat_arrays = [array if array.flags.writeable else array.copy() for array in tf.nest.flatten(arrays)]
 
-    def read_rows(chosen: Any) -> Any:
-        tensors = tf.numpy_function(lambda index: [array[index] for array in flat], [chosen], [a.dtype for a in flat])
-        for tensor, array in zip(tensors, flat, strict=True):
+    def read_rows(indices: Any) -> Any:
+        tensors = tf.numpy_function(
+            lambda index: [array[index] for array in flat_arrays], [indices], [a.dtype for a in flat_arrays]
+        )
+        for tensor, array in zip(tensors, flat_arrays, strict=True):
             tensor.set_shape([None, *array.shape[1:]])
         return tf.nest.pack_sequence_as(arrays, tensors)
 
-    return read_rows, exchange.make_epoch_action([array[:rows] for array in flat], reshuffle), flat
+    return read_rows, exchange.make_epoch_action([array[:row_count] for array in flat_arrays], reshuffle), flat_arrays
 
 
 def prepare_epoch(dataset: Any) -> None:

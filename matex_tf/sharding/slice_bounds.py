@@ -125,14 +125,14 @@ def list_pipeline(x: Any) -> list[Any]:
     while pending:
         dataset = pending.pop(0)
         datasets.append(dataset)
-        inner = getattr(dataset, "_dataset", None)  # of a wrapper of tf.compat.v1
-        pending += [inner] if inner is not None else list(dataset._inputs())
+        wrapped_dataset = getattr(dataset, "_dataset", None)  # of a wrapper of tf.compat.v1
+        pending += [wrapped_dataset] if wrapped_dataset is not None else list(dataset._inputs())
     return datasets
 
 
-def _is_tensor(x: Any) -> bool:
+def _is_tensor(value: Any) -> bool:
     tf = sys.modules.get("tensorflow")
-    return tf is not None and tf.is_tensor(x)
+    return tf is not None and tf.is_tensor(value)
 
 
 def _take_minimum(a: Any, b: Any) -> Any:

@@ -44,12 +44,12 @@ def expect_differences(are_expected: bool) -> None:
     _are_differences_expected = are_expected
 
 
-def agree_on_new(used: Iterable[Any]) -> bool:
+def agree_on_new(used_variables: Iterable[Any]) -> bool:
     """Give all ranks the same values of new variables. Returns whether any differed. Collective if there are any."""
-    new = variables.select_new(used)
-    if new:
+    new_variables = variables.select_new(used_variables)
+    if new_variables:
         events.ranks_meet("comparing variables")
-    return bool(new and variables.synchronize_variables(new, AS_TRAINING_STARTS))
+    return bool(new_variables and variables.synchronize_variables(new_variables, AS_TRAINING_STARTS))
 
 
 def count_rows(tensors: Iterable[Any], are_rows: Iterable[bool]) -> int:
@@ -85,14 +85,16 @@ def agree_on_plan(digest: bytes, why_whole: str, place: str, rows: int = 0) -> s
 
     Raises MismatchError on every rank if all ranks would share the step but have different ops.
     """
-    everyone = objects.allgather((digest, why_whole, rows), f"whether ranks can share {place}", rows)
-    reasons = [why for _, why, _ in everyone if why]
+    plans_of_ranks = objects.allgather((digest, why_whole, rows), f"whether ranks can share {place}", rows)
+    reasons = [why for _, why, _ in plans_of_ranks if why]
     if reasons:
         return reasons[0]
-    for rank, (digest_of_rank, *_) in enumerate(everyone):
-        if digest_of_rank != everyone[0][0]:
+    for rank, (digest_of_rank, *_) in enumerate(plans_of_ranks):
+        if digest_of_rank != plans_of_ranks[0][0]:
             # Batches of different sizes are the likely reason, which has a message of its own.
-            rows_of_ranks = [(number, rows_of_rank) for number, (*_, rows_of_rank) in enumerate(everyone)]
+            rows_of_ranks = [
+                (rank_number, rows_of_rank) for rank_number, (*_, rows_of_rank) in enumerate(plans_of_ranks)
+            ]
             fingerprint.check_rows(rows_of_ranks, f"a batch of {place}")
             hosts = world.get_world().hosts
             raise errors.MismatchError(
@@ -115,21 +117,25 @@ def note_step() -> None:
         compare_weights(f"after {_steps} steps")
 
 
-def compare_weights(when: str, more: Iterable[Any] = ()) -> None:
-    """Compare the weights of all steps so far, and the variables `more`, between all ranks. Collective.
+def compare_weights(when: str, further_variables: Iterable[Any] = ()) -> None:
+    """Compare the weights of all steps so far, and `further_variables`, between all ranks. Collective.
 
     Raises MismatchError on every rank if a weight of a shared step differs.
     """
     global _has_unchecked
     events.ranks_meet(f"comparing weights {when}")
     _has_unchecked = False
-    compared = [*filter(_is_weight, variables.list_agreed()), *more]
-    shared = [one for one in compared if tags.get_tag(variables.find_tf_variable(one), _SHARED) and _is_weight(one)]
-    differing = variables.synchronize_variables(compared, f"comparing weights {when}", shared)
-    if differing:
+    compared_variables = [*filter(_is_weight, variables.list_agreed()), *further_variables]
+    shared_weights = [
+        variable
+        for variable in compared_variables
+        if tags.get_tag(variables.find_tf_variable(variable), _SHARED) and _is_weight(variable)
+    ]
+    differing_names = variables.synchronize_variables(compared_variables, f"comparing weights {when}", shared_weights)
+    if differing_names:
         notes.print_note(
-            f"{_name_first(differing)} differ between ranks: code that every rank runs whole has changed them by data "
-            "or random numbers of its own. All ranks go on with rank 0's"
+            f"{_name_first(differing_names)} differ between ranks: code that every rank runs whole has changed them by "
+            "data or random numbers of its own. All ranks go on with rank 0's"
         )
 
 
@@ -137,8 +143,8 @@ def agree_on_model(model: Any) -> None:
     """Give all ranks the same weights of a model, and the same variables of its optimizer. Collective."""
     events.ranks_meet(AS_TRAINING_STARTS)
     slots = getattr(getattr(model, "optimizer", None), "variables", [])
-    compared = [*list_weights(model), *(slots() if callable(slots) else slots)]
-    variables.synchronize_variables(compared, AS_TRAINING_STARTS)
+    compared_variables = [*list_weights(model), *(slots() if callable(slots) else slots)]
+    variables.synchronize_variables(compared_variables, AS_TRAINING_STARTS)
 
 
 def compare_model(model: Any, kind: str, is_within_fit: bool) -> None:
@@ -150,9 +156,9 @@ def compare_model(model: Any, kind: str, is_within_fit: bool) -> None:
     if is_within_fit:
         compare_weights(f"before {kind}", list_weights(model))
         return
-    differing = variables.synchronize_variables(list_weights(model), f"comparing the weights before {kind}")
-    if differing:
-        notes.print_note(f"{kind}: {_name_first(differing)} differ between ranks; all ranks take rank 0's")
+    differing_names = variables.synchronize_variables(list_weights(model), f"comparing the weights before {kind}")
+    if differing_names:
+        notes.print_note(f"{kind}: {_name_first(differing_names)} differ between ranks; all ranks take rank 0's")
 
 
 def list_weights(model: Any) -> list[Any]:

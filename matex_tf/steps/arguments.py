@@ -93,18 +93,18 @@ class Arguments:
 
         def call(*tensors: Any) -> Any:
             """Call `function` with symbolic `tensors` in place of the tensors of `list_tensors`."""
-            count = sum(isinstance(leaf, tf.Tensor) for leaf in self.leaves)
-            arguments, attached = iter(tensors[:count]), iter(tensors[count:])
+            argument_count = sum(isinstance(leaf, tf.Tensor) for leaf in self.leaves)
+            symbolic_arguments, symbolic_attached = iter(tensors[:argument_count]), iter(tensors[argument_count:])
             leaves = list(self.leaves)
             for index, leaf in enumerate(self.leaves):
                 if isinstance(leaf, tf.Tensor):
-                    leaves[index] = next(arguments)
-                    attach_tensors(leaves[index], {name: next(attached) for name in list_attached(leaf)})
+                    leaves[index] = next(symbolic_arguments)
+                    attach_tensors(leaves[index], {name: next(symbolic_attached) for name in list_attached(leaf)})
             args, kwargs = tf.nest.pack_sequence_as(self.given, leaves)
             result = function(*args, **kwargs)
             return result, list(map(list_attached, tf.nest.flatten(result, expand_composites=True)))
 
-        specs = [tf.TensorSpec(one.shape, one.dtype) for one in self.list_tensors()]
+        specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in self.list_tensors()]
         try:
             return func_graph.func_graph_from_py_func("call", call, specs, {})
         except Exception:  # this is only a trial of the script's code: the later call raises the script's errors

@@ -42,8 +42,8 @@ class BatchWatch:
         components: the tensors of the batch that have rows.
         slice_ratios: the ranks' shares of a batch; None if they are equal.
         """
-        readable = [tensor for tensor in components if tensor.dtype.name not in ("variant", "resource")]
-        self.keep_if_asked(readable, lambda *rows: WholeBatch(rows, are_rows=[True] * len(rows)))
+        readable_components = [tensor for tensor in components if tensor.dtype.name not in ("variant", "resource")]
+        self.keep_if_asked(readable_components, lambda *rows: WholeBatch(rows, are_rows=[True] * len(rows)))
         return slices.make_checked_slice(components, slice_ratios)
 
     def keep_if_asked(self, tensors: Sequence[Any], make: Callable[..., Batch]) -> None:
@@ -59,8 +59,8 @@ class BatchWatch:
             with tf.init_scope():
                 self._flag = ResourceVariable(False, trainable=False, name="compares_batch")
 
-        def keep_batch(*given: Any) -> Any:
-            self._kept = make(*given)
+        def keep_batch(*values: Any) -> Any:
+            self._kept = make(*values)
             return tf.constant(False)  # the new value of the flag
 
         def keep_and_reset() -> Any:
@@ -84,8 +84,8 @@ class BatchWatch:
         """
         self._calls += 1
         is_new = [id(reference()) for reference in self._sources] != list(map(id, sources))
-        compares = is_new or self._calls & (self._calls - 1) == 0  # a power of 2
-        if compares:
+        should_compare = is_new or self._calls & (self._calls - 1) == 0  # a power of 2
+        if should_compare:
             self._sources = [weakref.ref(source) for source in sources]
             self._kept = None
             if batch is not None:
@@ -93,6 +93,6 @@ class BatchWatch:
             elif self._flag is not None:
                 self._flag.assign(True)
         yield
-        if compares and batch is None and self._flag is not None:
+        if should_compare and batch is None and self._flag is not None:
             fingerprint.compare_batch(None if self._kept is None else self._kept.digest(), self.what)
             self._kept = None

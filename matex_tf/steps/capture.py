@@ -66,15 +66,17 @@ def _trace_caller(function: Any, traced: Any, args: tuple[Any, ...], kwargs: dic
 
     traced: the trace of `function` for these arguments. Its inputs may have an unknown number of rows (`open_spec`).
     """
-    given = traced.function_type.unpack_inputs(traced.function_type.bind(*args, **kwargs))
-    inputs = {id(tensor): inner for tensor, inner in zip(given, traced.graph.inputs)}
+    arguments = traced.function_type.unpack_inputs(traced.function_type.bind(*args, **kwargs))
+    inputs = {id(tensor): trace_input for tensor, trace_input in zip(arguments, traced.graph.inputs)}
 
     def make_spec(leaf: Any) -> Any:
-        inner = inputs.get(id(leaf))
-        return leaf if inner is None else tf.TensorSpec(inner.shape, inner.dtype)
+        trace_input = inputs.get(id(leaf))
+        return leaf if trace_input is None else tf.TensorSpec(trace_input.shape, trace_input.dtype)
 
     specs, named_specs = tf.nest.map_structure(make_spec, (args, kwargs))
-    caller = tf.function(lambda *given, **named: function(*given, **named), autograph=False)
+    caller = tf.function(
+        lambda *arguments, **keyword_arguments: function(*arguments, **keyword_arguments), autograph=False
+    )
     return caller.get_concrete_function(*specs, **named_specs)
 
 
@@ -106,29 +108,29 @@ def digest_nodes(
     library: function protos by name. takes, gives: the names of arguments and of results.
     """
     # Names may differ, so inputs are identified by numbers: arguments have -1, -2, ..., nodes have 0, 1, ...
-    numbers = {name: -1 - number for number, name in enumerate(takes)}
+    numbers = {argument_name: -1 - number for number, argument_name in enumerate(takes)}
 
-    def identify(name: str) -> tuple[Any, ...]:
+    def identify(input_name: str) -> tuple[Any, ...]:
         """An input: whether it is a control input, the number of its node, and the output of the node."""
-        node_name, *output = name.lstrip("^").split(":")
-        return name[:1] == "^", numbers.get(node_name), *output
+        node_name, *output = input_name.lstrip("^").split(":")
+        return input_name[:1] == "^", numbers.get(node_name), *output
 
     digests = []
     for number, node in enumerate(nodes):
         numbers[node.name] = number
         digest = hashlib.blake2b(repr((node.op, [] if for_ranks else list(map(identify, node.input)))).encode())
-        for name in sorted(node.attr):
-            value = node.attr[name]
+        for attribute in sorted(node.attr):
+            value = node.attr[attribute]
             # Names of functions may differ, so the ops of a called function are digested in place of its name.
-            called = [value.func.name] if value.HasField("func") else [each.name for each in value.list.func]
-            for function_name in filter(library.__contains__, called):
+            called_names = [value.func.name] if value.HasField("func") else [callee.name for callee in value.list.func]
+            for function_name in filter(library.__contains__, called_names):
                 function = library[function_name]
                 arguments = [argument.name for argument in function.signature.input_arg]
                 results = [function.ret[result.name] for result in function.signature.output_arg]
                 digest.update(digest_nodes(function.node_def, library, for_ranks, arguments, results))
-            may_differ = for_ranks and (node.op, name) in _MAY_BE_FILES
-            if not (called or name[0] == "_" or name in _IGNORED or may_differ):
-                digest.update(name.encode() + value.SerializeToString(deterministic=True))
+            may_differ = for_ranks and (node.op, attribute) in _MAY_BE_FILES
+            if not (called_names or attribute[0] == "_" or attribute in _IGNORED or may_differ):
+                digest.update(attribute.encode() + value.SerializeToString(deterministic=True))
         digests.append(digest.digest())
     results_digest = b"" if for_ranks else repr(list(map(identify, gives))).encode()
     return hashlib.blake2b(b"".join([*(sorted(digests) if for_ranks else digests), results_digest])).digest()
@@ -137,9 +139,9 @@ def digest_nodes(
 def open_spec(spec: Any) -> Any:
     """The spec of a batch with an unknown number of rows, from the spec of one with a fixed number."""
 
-    def open_component(one: Any) -> Any:
-        if isinstance(one, tf.TensorSpec) and one.shape.rank:
-            return tf.TensorSpec([None, *one.shape[1:]], one.dtype)
-        return one
+    def open_component(component_spec: Any) -> Any:
+        if isinstance(component_spec, tf.TensorSpec) and component_spec.shape.rank:
+            return tf.TensorSpec([None, *component_spec.shape[1:]], component_spec.dtype)
+        return component_spec
 
     return tf.nest.map_structure(open_component, spec)

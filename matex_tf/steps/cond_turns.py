@@ -36,32 +36,39 @@ def order_collectives(graph: Any, needed: Sequence[Any]) -> tuple[list[Any], lis
     # Leave out collectives in loops. Also leave out a collective in a function that several ops call: its turn, a
     # single number, would be complete after the first call.
     callers = collections.Counter(turn for _, turn, _, _ in collectives)
-    found = [
+    ordered_collectives = [
         (op, turn, branch)
         for op, turn, branch, always_runs in collectives
-        if always_runs and callers[turn] == 1 and not any(one.IsWhileContext() for one in _iterate_contexts(op))
+        if always_runs
+        and callers[turn] == 1
+        and not any(enclosing_context.IsWhileContext() for enclosing_context in _iterate_contexts(op))
     ]
-    if len(found) < 2:
+    if len(ordered_collectives) < 2:
         return [], []
-    passes = []  # the ops that complete turns of branches that are not taken
-    finalized = graph.finalized
+    pass_ops = []  # the ops that complete turns of branches that are not taken
+    was_finalized = graph.finalized
     graph._unsafe_unfinalize()
     with graph.as_default(), tf.control_dependencies(None):
-        for op, turn, branch in found:
+        for op, turn, branch in ordered_collectives:
             # The predicate of each branch around the collective, its value in the branch, and where it is computed.
-            branches = [(each.pred, each.branch == 1, each.outer_context) for each in _iterate_contexts(op)]
+            branches = [
+                (branch_context.pred, branch_context.branch == 1, branch_context.outer_context)
+                for branch_context in _iterate_contexts(op)
+            ]
             if branch is not None:
                 branches.append((op.inputs[0], branch, op._get_control_flow_context()))
-            for predicate, taken, context in branches:
+            for predicate, branch_value, context in branches:
                 with _enter_context(graph, context):
                     # `Switch` gives one of its two outputs, by the value of the predicate. The op that completes the
                     # turn takes the output of the other branch, so it runs only if the other branch is taken.
-                    outputs = tf.raw_ops.Switch(data=predicate, pred=predicate)
-                    passes.append(ops.pass_turn(outputs.output_false if taken else outputs.output_true, turn))
-        together = [tf.group(*passes)] if passes else []
-    if finalized:
+                    switch_outputs = tf.raw_ops.Switch(data=predicate, pred=predicate)
+                    pass_ops.append(
+                        ops.pass_turn(switch_outputs.output_false if branch_value else switch_outputs.output_true, turn)
+                    )
+        group_ops = [tf.group(*pass_ops)] if pass_ops else []
+    if was_finalized:
         graph.finalize()
-    return together, [turn for _, turn, _ in found]
+    return group_ops, [turn for _, turn, _ in ordered_collectives]
 
 
 def _list_collectives(graph: Any, op: Any) -> list[tuple[int, bool | None, bool]]:
@@ -77,9 +84,9 @@ def _list_collectives(graph: Any, op: Any) -> list[tuple[int, bool | None, bool]
         branches = {"f": None}
     elif op.type in _CONDS and op.inputs[0].dtype.is_bool:
         branches = {"then_branch": True, "else_branch": False}
-    by_function = {op.node_def.attr[name].func.name: branch for name, branch in branches.items()}
+    branch_by_function = {op.node_def.attr[name].func.name: branch for name, branch in branches.items()}
     return [
-        (turn, by_function.get(name), always_runs and name in by_function)
+        (turn, branch_by_function.get(name), always_runs and name in branch_by_function)
         for name in list_functions(op.node_def)
         for turn, always_runs in _walk_function(graph, name)
     ]
@@ -109,9 +116,9 @@ def _iterate_contexts(op: Any) -> Iterator[Any]:
 @contextlib.contextmanager
 def _enter_context(graph: Any, context: Any) -> Iterator[None]:
     """Create ops within this branch or loop, `context`; None: outside of all branches and loops."""
-    before = graph._get_control_flow_context()
+    context_before = graph._get_control_flow_context()
     graph._set_control_flow_context(context)
     try:
         yield
     finally:
-        graph._set_control_flow_context(before)
+        graph._set_control_flow_context(context_before)

@@ -59,10 +59,10 @@ class RankExchanger(Exchanger):
     def exchange(self, requests: Sequence[Request], batch_slice: Slice, is_last: bool = False) -> list[Any]:
         results: list[Any] = [None] * len(requests)
         last_ops: list[Any] = []  # of the message before
-        for indexes, exchange in self._list_messages(requests, is_last):
+        for indexes, exchange_message in self._list_messages(requests, is_last):
             # Control edges order the messages if the copy does not order all collectives.
             with contextlib.nullcontext() if self.is_ordered else tf.control_dependencies(last_ops):
-                exchanged = exchange([requests[index] for index in indexes], batch_slice)
+                exchanged = exchange_message([requests[index] for index in indexes], batch_slice)
             last_ops = [tensor.op for tensor in exchanged]
             for index, tensor in zip(indexes, exchanged):
                 results[index] = tensor
@@ -137,15 +137,15 @@ class RankExchanger(Exchanger):
         cuts = [request.cuts for request in requests]  # the boundaries of the ranks' pieces; (): no pieces
         # With `sent_cuts`, the message may bring each rank its pieces only. An elastic run needs complete sums.
         sent_cuts = [] if settings.get_settings().elastic or not any(cuts) else cuts
-        key = id(tf.compat.v1.get_default_graph())
+        graph_id = id(tf.compat.v1.get_default_graph())
         if has_more:
-            part_of = self._open_updates.setdefault(key, f"{names[0]} and others")
+            part_of = self._open_updates.setdefault(graph_id, f"{names[0]} and others")
         else:
-            part_of = self._open_updates.pop(key, "") if is_update else ""
+            part_of = self._open_updates.pop(graph_id, "") if is_update else ""
         sums = ops.reduce_gradients(
             tensors, names, weight, self.place, checked, numbers, is_update, sent_cuts, part_of, has_more
         )
-        return [self._cut(total, cut) for total, cut in zip(sums, cuts)]
+        return [self._cut(total, cuts_of_sum) for total, cuts_of_sum in zip(sums, cuts)]
 
     def _is_overlapped(self, request: Request) -> bool:
         """Whether an update with this sum is overlapped."""
@@ -170,27 +170,27 @@ class RankExchanger(Exchanger):
 
     def _gather_one(self, requests: Sequence[Request], batch_slice: Slice) -> list[Any]:
         tensor = requests[0].tensor
-        whole = self._gather(tensor, batch_slice.contributes)
+        gathered_rows = self._gather(tensor, batch_slice.contributes)
         # In `matex plan` the other ranks do not exist (`is_phantom`). The gathered rows are then a copy of this rank's
         # rows for each rank, and the batch may have fewer rows.
         if world.get_world().is_phantom:
-            whole = whole[: tf.shape(tensor, tf.int64)[0] * batch_slice.total // batch_slice.count]
-        return [whole]
+            gathered_rows = gathered_rows[: tf.shape(tensor, tf.int64)[0] * batch_slice.total // batch_slice.count]
+        return [gathered_rows]
 
     def _reduce_numbers(self, requests: Sequence[Request], _: Slice) -> list[Any]:
         """Numbers of which each rank has a part, with or without rows: in one message."""
         tensors = [request.tensor for request in requests]
-        flat = tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], 0)
-        whole = self._reduce(requests[0].kind, flat, tf.constant(True))
-        parts = tf.split(whole, [tensor.shape.num_elements() for tensor in tensors])
+        flat_tensor = tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], 0)
+        reduced = self._reduce(requests[0].kind, flat_tensor, tf.constant(True))
+        parts = tf.split(reduced, [tensor.shape.num_elements() for tensor in tensors])
         return [tf.reshape(part, tensor.shape) for part, tensor in zip(parts, tensors)]
 
     def _gather_pieces(self, requests: Sequence[Request], _: Slice) -> list[Any]:
         """Gathers pieces in one message: the pieces of rank 0, then the pieces of rank 1, and so on."""
-        whole = self._gather(tf.concat([request.tensor for request in requests], 0), tf.constant(True))
+        gathered_pieces = self._gather(tf.concat([request.tensor for request in requests], 0), tf.constant(True))
         sizes_of_requests = [[end - start for start, end in itertools.pairwise(request.cuts)] for request in requests]
         sizes = [size for sizes_of_rank in zip(*sizes_of_requests) for size in sizes_of_rank]
-        pieces = tf.split(tf.ensure_shape(whole, [sum(sizes)]), sizes)
+        pieces = tf.split(tf.ensure_shape(gathered_pieces, [sum(sizes)]), sizes)
         # Every len(requests)-th piece is of the same request.
         return [tf.concat(pieces[index :: len(requests)], 0) for index in range(len(requests))]
 
@@ -214,11 +214,11 @@ def _carry(tensor: Any, dtypes: Sequence[str]) -> tuple[Any, Callable[[Any], Any
     """The tensor as one of `dtypes`, in which messages carry it, and the function that restores its own dtype."""
     dtype = tensor.dtype
     if dtype.is_complex:
-        parts = tf.stack([tf.math.real(tensor), tf.math.imag(tensor)], -1)
-        return parts, lambda whole: tf.complex(whole[..., 0], whole[..., 1])
+        stacked_parts = tf.stack([tf.math.real(tensor), tf.math.imag(tensor)], -1)
+        return stacked_parts, lambda result: tf.complex(result[..., 0], result[..., 1])
     if dtype.name in dtypes:
-        return tensor, lambda whole: whole
-    return tf.cast(tensor, tf.int64), lambda whole: tf.cast(whole, dtype)
+        return tensor, lambda result: result
+    return tf.cast(tensor, tf.int64), lambda result: tf.cast(result, dtype)
 
 
 def find_neutral(kind: str, dtype: Any) -> Any:
@@ -235,12 +235,12 @@ def find_neutral(kind: str, dtype: Any) -> Any:
 def _gather_strings(rows: Any, name: str) -> Any:
     """Gathers strings as their bytes and lengths. The bytes are joined to one string, from which strings are cut."""
     shape = tf.shape(rows, tf.int64)
-    flat = tf.reshape(rows, [-1])
-    lengths = ops.allgather(tf.strings.length(flat), name)
+    flat_strings = tf.reshape(rows, [-1])
+    lengths = ops.allgather(tf.strings.length(flat_strings), name)
     with tf.control_dependencies([lengths.op]):
-        data = ops.allgather(tf.io.decode_raw(tf.strings.reduce_join(flat), tf.uint8), name)
+        byte_values = ops.allgather(tf.io.decode_raw(tf.strings.reduce_join(flat_strings), tf.uint8), name)
     letters = tf.constant([bytes([code]) for code in range(_BYTE_VALUES)])
-    joined = tf.strings.reduce_join(tf.gather(letters, tf.cast(data, tf.int32)))
+    joined_string = tf.strings.reduce_join(tf.gather(letters, tf.cast(byte_values, tf.int32)))
     starts = tf.cumsum(lengths, exclusive=True)
-    found = tf.strings.substr(tf.fill(tf.shape(starts), joined), starts, lengths)
-    return tf.reshape(found, tf.concat([[-1], shape[1:]], 0))
+    strings = tf.strings.substr(tf.fill(tf.shape(starts), joined_string), starts, lengths)
+    return tf.reshape(strings, tf.concat([[-1], shape[1:]], 0))

@@ -74,21 +74,21 @@ class fail_together:
             if ops.read_failure():  # for example, some rank was not within a step: the sequence has ended for good
                 return
         # Exchange the errors (None: this rank has no error of its own), and raise the first one on all ranks.
-        mine = None if is_of_other_rank else (error.error_code, error.message)
-        everyone = objects.allgather(mine, "which ranks failed in a step")
+        own_error = None if is_of_other_rank else (error.error_code, error.message)
+        failures = objects.allgather(own_error, "which ranks failed in a step")
         variables.synchronize_variables(self.may_assign, "comparing variables after an error in a step")
-        have_all_failed = None not in everyone
-        if have_all_failed and len({code for code, _ in everyone}) == 1:  # errors of one kind: each rank raises its own
+        have_all_failed = None not in failures
+        if have_all_failed and len({code for code, _ in failures}) == 1:  # errors of one kind: each rank raises its own
             return
-        failed = [(rank, *code_and_message) for rank, code_and_message in enumerate(everyone) if code_and_message]
+        failed_ranks = [(rank, *rank_error) for rank, rank_error in enumerate(failures) if rank_error]
         # A collective that another rank has left fails with FAILED_PRECONDITION. Such an error is the consequence of
         # another one. So the error of the lowest rank with another code is raised, if there is one.
-        causes = [failure for failure in failed if failure[1] != tf.errors.FAILED_PRECONDITION]
-        rank, code, message = (causes or failed)[0]
-        first_kind = tf.compat.v1.errors.exception_type_from_error_code(code)
+        causes = [failure for failure in failed_ranks if failure[1] != tf.errors.FAILED_PRECONDITION]
+        rank, code, message = (causes or failed_ranks)[0]
+        error_class = tf.compat.v1.errors.exception_type_from_error_code(code)
         host = world.get_world().hosts[rank]
         # `from None`: `error` would add nothing. The new text has the cause; the frames of `error` are in TensorFlow.
-        raise first_kind(None, None, f"rank {rank} ({host}) failed in {self.place}: {message}") from None
+        raise error_class(None, None, f"rank {rank} ({host}) failed in {self.place}: {message}") from None
 
 
 def _add_lines(match: re.Match[str], graph: Any) -> str:
@@ -96,8 +96,8 @@ def _add_lines(match: re.Match[str], graph: Any) -> str:
 
     TensorFlow does not find the lines itself, since many ops of a copy are in functions without line information.
     """
-    for part in iterate_graphs(graph):
-        if match[2] in part._nodes_by_name:
-            lines = traceback.format_list(part.get_operation_by_name(match[2]).traceback)
+    for inner_graph in iterate_graphs(graph):
+        if match[2] in inner_graph._nodes_by_name:
+            lines = traceback.format_list(inner_graph.get_operation_by_name(match[2]).traceback)
             return match[1] + "".join(lines)
     return match[0]

@@ -119,12 +119,12 @@ def call_function(
     plan = _get_plans(function).find(function, arguments)
     # Every rank computes the call whole. The weights that it changes are compared later.
     if plan.why_whole:
-        trains = bool(plan.trained) and agreement.is_watched()
-        if trains:
+        is_training = bool(plan.trained) and agreement.is_watched()
+        if is_training:
             agreement.note_step()
         _prepare_whole_call(function, args, kwargs, plan.why_whole)
         result = original(function, *args, **kwargs)
-        if trains:
+        if is_training:
             events.step_trained(plan)
         return result
     # All ranks compute the call.
@@ -151,12 +151,12 @@ def _unpack_inputs(traced: Any, arguments: Arguments) -> list[Any]:
 
 def _take_batch(plan: StepPlan, inputs: list[Any]) -> Batch | None:
     """The batch of a call; None at the end of the data."""
-    began, handle = time.perf_counter(), plan.find_iterator(inputs)
+    start_time, handle = time.perf_counter(), plan.find_iterator(inputs)
     try:
         batch = plan.take_batch(handle)
     except tf.errors.OpError as error:  # an error of the pipeline, possibly on this rank alone
         return LostBatch(error)  # raises the error within the call, where the other ranks learn of it
-    events.batch_taken(plan, time.perf_counter() - began, handle)
+    events.batch_taken(plan, time.perf_counter() - start_time, handle)
     return batch
 
 

@@ -28,9 +28,9 @@ class Label(NamedTuple):
     number: int
 
 
-def note_gradients(found: Any, sources: Any) -> None:
+def note_gradients(computed: Any, sources: Any) -> None:
     """Label gradients that were computed in a graph, one for each of `sources`, which may be variables."""
-    for gradient, source in zip(tf.nest.flatten(found), tf.nest.flatten(sources)):
+    for gradient, source in zip(tf.nest.flatten(computed), tf.nest.flatten(sources)):
         values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
         owner = _find_owner(source)
         if owner is not None and tf.is_symbolic_tensor(values):

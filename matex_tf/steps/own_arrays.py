@@ -52,12 +52,12 @@ def _list_arrays(inputs: Any) -> list[np.ndarray]:
 
 def count_rows(inputs: Any, name: str) -> list[int]:
     """The number of rows of each rank. Collective."""
-    mine = sorted({len(array) for array in _list_arrays(inputs)})
-    everyone = objects.allgather(mine, f"counting the rows of {name}")
-    for rank, theirs in enumerate(everyone):
-        if len(theirs) != 1:
-            raise errors.BatchError(f"{name}: the arrays of rank {rank} have different numbers of rows: {theirs}")
-    return [theirs[0] for theirs in everyone]
+    own_counts = sorted({len(array) for array in _list_arrays(inputs)})
+    counts_of_ranks = objects.allgather(own_counts, f"counting the rows of {name}")
+    for rank, rank_counts in enumerate(counts_of_ranks):
+        if len(rank_counts) != 1:
+            raise errors.BatchError(f"{name}: the arrays of rank {rank} have different numbers of rows: {rank_counts}")
+    return [rank_counts[0] for rank_counts in counts_of_ranks]
 
 
 def agree_on_deal(inputs: Any, batch_size: int, shuffle: bool, name: str) -> shard_arrays.Dealt:
@@ -66,12 +66,14 @@ def agree_on_deal(inputs: Any, batch_size: int, shuffle: bool, name: str) -> sha
     Raises BatchError on every rank if the rows were dealt for batches of another size than `batch_size`.
     """
     dealt = shard_arrays.Dealt()  # each fact from the first array that has it
-    for deal in map(shard_arrays.find_deal, _list_arrays(inputs)):
-        dealt = shard_arrays.Dealt(*(known if known is not None else new for known, new in zip(dealt, deal)))
-    everyone = objects.allgather((dealt, batch_size), f"how the rows of {name} were dealt")
-    if any(theirs != everyone[0] for theirs in everyone) or dealt.batch_size not in (None, batch_size):
+    for array_deal in map(shard_arrays.find_deal, _list_arrays(inputs)):
+        dealt = shard_arrays.Dealt(
+            *(known_fact if known_fact is not None else new_fact for known_fact, new_fact in zip(dealt, array_deal))
+        )
+    deals = objects.allgather((dealt, batch_size), f"how the rows of {name} were dealt")
+    if any(deal != deals[0] for deal in deals) or dealt.batch_size not in (None, batch_size):
         raise errors.BatchError(
-            f'{name}: its rows were dealt for batches of {everyone[0][0].batch_size} (distribution="batch"), the batch '
+            f'{name}: its rows were dealt for batches of {deals[0][0].batch_size} (distribution="batch"), the batch '
             f"size of this call is {batch_size}; give both the same, on all ranks"
         )
     if dealt.batch_size is not None and shuffle:
@@ -92,13 +94,13 @@ def make_dataset(inputs: Any, counts: Sequence[int], batch_size: int, shuffle: b
     dealt: how the rows were dealt to the ranks.
     """
     rank, steps = world.get_world().rank, -(-sum(counts) // batch_size)  # rounded up
-    used = (apportion.apportion_rows(counts, step * batch_size) for step in range(steps + 1))
-    bounds = np.array([of_ranks[rank] for of_ranks in used], np.int64)
+    counts_at_steps = (apportion.apportion_rows(counts, step * batch_size) for step in range(steps + 1))
+    bounds = np.array([counts_of_ranks[rank] for counts_of_ranks in counts_at_steps], np.int64)
     ranges = tf.data.Dataset.from_tensor_slices((bounds[:-1], bounds[1:]))
     # `before_epoch` exchanges rows between ranks; None if each rank keeps its rows.
     read_rows, before_epoch, arrays = shard_batches.make_row_reader(_make_tuples(inputs), counts, dealt.reshuffle)
 
-    def order(_: Any) -> Any:
+    def order_rows(_: Any) -> Any:
         rows = tf.range(counts[rank], dtype=tf.int64)
         return tf.random.shuffle(rows) if shuffle else rows
 
@@ -106,8 +108,8 @@ def make_dataset(inputs: Any, counts: Sequence[int], batch_size: int, shuffle: b
         return ranges.map(lambda start, end: rows[start:end])
 
     # In each epoch: the indices of this rank's rows, in one vector for each step; then these rows.
-    chosen = tf.data.Dataset.from_tensors(0).map(order).flat_map(split_in_steps)
-    dataset = chosen.map(read_rows, num_parallel_calls=tf.data.AUTOTUNE)
+    chosen_rows = tf.data.Dataset.from_tensors(0).map(order_rows).flat_map(split_in_steps)
+    dataset = chosen_rows.map(read_rows, num_parallel_calls=tf.data.AUTOTUNE)
     dataset = dataset.apply(tf.data.experimental.assert_cardinality(steps)).prefetch(tf.data.AUTOTUNE)
     tags.set_tag(dataset, shard_batches.BEFORE_EPOCH, before_epoch)
     weakref.finalize(dataset, arrays.clear).atexit = False
@@ -127,14 +129,17 @@ def pad_batches(dataset: Any, name: str) -> Any:
     If one rank does not know how many batches it has, all ranks get datasets of unknown length, and take batches until
     the data of all ranks have ended (`rewrite.own_batches`).
     """
-    numbers = objects.allgather(int(dataset.cardinality()), f"counting the batches of {name}")
-    if tf.data.UNKNOWN_CARDINALITY in numbers:
-        even = dataset.filter(lambda *_: True)  # its length is unknown, so that Keras iterates alike on all ranks
+    batch_counts = objects.allgather(int(dataset.cardinality()), f"counting the batches of {name}")
+    if tf.data.UNKNOWN_CARDINALITY in batch_counts:
+        # Its length is unknown, so that Keras iterates alike on all ranks.
+        even_dataset = dataset.filter(lambda *_: True)
     else:
-        no_rows = tf.nest.map_structure(lambda spec: _make_rows(spec, 0), dataset.element_spec)
-        endless = dataset.concatenate(tf.data.Dataset.from_tensors(no_rows).repeat())
-        even = endless if tf.data.INFINITE_CARDINALITY in numbers else endless.take(max(numbers))
-    return shard_arrays.mark_share(even)
+        empty_batch = tf.nest.map_structure(lambda spec: _make_rows(spec, 0), dataset.element_spec)
+        endless_dataset = dataset.concatenate(tf.data.Dataset.from_tensors(empty_batch).repeat())
+        even_dataset = (
+            endless_dataset if tf.data.INFINITE_CARDINALITY in batch_counts else endless_dataset.take(max(batch_counts))
+        )
+    return shard_arrays.mark_share(even_dataset)
 
 
 def prepare_alone(x: Any) -> tuple[Any, bool]:
@@ -147,9 +152,9 @@ def prepare_alone(x: Any) -> tuple[Any, bool]:
         if any(len(array) for array in _list_arrays(x)):
             return x, True
         return tf.nest.map_structure(lambda array: np.zeros((1, *array.shape[1:]), array.dtype), x), False
-    filled = x.filter(lambda *batch: slice_bounds.count_batch_rows(batch) > 0)
-    if next(iter(filled), None) is not None:
-        return filled, True
+    filled_batches = x.filter(lambda *batch: slice_bounds.count_batch_rows(batch) > 0)
+    if next(iter(filled_batches), None) is not None:
+        return filled_batches, True
     return tf.data.Dataset.from_tensors(tf.nest.map_structure(lambda spec: _make_rows(spec, 1), x.element_spec)), False
 
 

@@ -131,8 +131,8 @@ def _make_taker(name: str, spec_text: str, specs: Any) -> Any:
     make_own_slice = functools.partial(slices.make_own_slice, exchanger)
 
     def take(resource: Any) -> list[Any]:
-        tensors, own = own_batches.take_own_rows(make_own_slice, "IteratorGetNext", resource, specs)
-        return own_batches.gather_rows(exchanger, tensors, own.batch_slice)
+        tensors, own_rows = own_batches.take_own_rows(make_own_slice, "IteratorGetNext", resource, specs)
+        return own_batches.gather_rows(exchanger, tensors, own_rows.batch_slice)
 
     return trace_own(take, input_signature=[tf.TensorSpec([], tf.resource)])
 
@@ -146,7 +146,7 @@ def make_arrays_whole(arrays: Any, doing: str) -> Any:
     are_shards = [isinstance(leaf, np.ndarray) and shard_arrays.is_shard(leaf) for leaf in leaves]
     if not any(are_shards) or not world.is_active() or is_alone():
         return arrays
-    mine = [leaf for leaf, is_shard in zip(leaves, are_shards) if is_shard]
-    whole = iter(exchange.join_rows(mine, f"the rows that {doing} is given"))
-    joined = [next(whole) if is_shard else leaf for leaf, is_shard in zip(leaves, are_shards)]
-    return tf.nest.pack_sequence_as(arrays, joined)
+    own_arrays = [leaf for leaf, is_shard in zip(leaves, are_shards) if is_shard]
+    joined_arrays = iter(exchange.join_rows(own_arrays, f"the rows that {doing} is given"))
+    whole_leaves = [next(joined_arrays) if is_shard else leaf for leaf, is_shard in zip(leaves, are_shards)]
+    return tf.nest.pack_sequence_as(arrays, whole_leaves)

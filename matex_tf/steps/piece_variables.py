@@ -49,7 +49,7 @@ class PieceVariable(BaseResourceVariable):
     is_settled: trials of steps (`adapt.step_trials`) have decided the form.
     """
 
-    def __init__(self, *, value: Any, cuts: tuple[int, ...], of: Any, owner: str, name: str, **more: Any):
+    def __init__(self, *, value: Any, cuts: tuple[int, ...], of: Any, owner: str, name: str, **options: Any):
         """value: a tensor, the initial value. Use keywords: TensorFlow would treat a call with positional arguments as
         one of its own variables.
         """
@@ -62,7 +62,7 @@ class PieceVariable(BaseResourceVariable):
         handle._handle_data = handle_data_util.create_handle_data(value.shape, value.dtype)
         super().__init__(
             shape=value.shape, dtype=value.dtype, handle=handle, handle_name=handle_name, in_graph_mode=False,
-            unique_id=f"{handle_name}_{self.number}_in_pieces", **more,
+            unique_id=f"{handle_name}_{self.number}_in_pieces", **options,
         )  # fmt: skip
         weakref.finalize(self, _remove_resource, handle).atexit = False
         self.piece = ResourceVariable(tf.zeros([0], value.dtype), trainable=False, shape=[None], name=handle_name)

@@ -53,8 +53,10 @@ def forget_variable(number: int) -> None:
 
 def find_variables(graph: Any) -> dict[int, Any]:
     """The `PieceVariable`s whose handles a graph captures, by the indices of the captured tensors."""
-    found = enumerate(tags.get_tag(outer, _VARIABLE, lambda: None)() for outer, _ in graph.captures)
-    return {index: variable for index, variable in found if variable is not None}
+    indexed_variables = enumerate(
+        tags.get_tag(outer_tensor, _VARIABLE, lambda: None)() for outer_tensor, _ in graph.captures
+    )
+    return {index: variable for index, variable in indexed_variables if variable is not None}
 
 
 def make_all_whole() -> None:
@@ -63,10 +65,10 @@ def make_all_whole() -> None:
     Ranks collect garbage at different times: only variables that exist on all ranks are gathered.
     """
     if _are_made:
-        mine = {variable.number: variable for variable in list_variables() if variable.is_in_pieces()}
-        everyone = objects.allgather(sorted(mine), "which variables are in pieces")
-        for number in sorted(set(everyone[0]).intersection(*everyone)):
-            mine[number].make_whole()
+        own_variables = {variable.number: variable for variable in list_variables() if variable.is_in_pieces()}
+        numbers_of_ranks = objects.allgather(sorted(own_variables), "which variables are in pieces")
+        for number in sorted(set(numbers_of_ranks[0]).intersection(*numbers_of_ranks)):
+            own_variables[number].make_whole()
 
 
 def keep_all_whole() -> None:
@@ -89,17 +91,20 @@ def prepare_whole_call(function: Any, args: tuple[Any, ...], kwargs: dict[str, A
     if not _are_made:
         return
     graph = capture.find_trace(function, args, kwargs).graph
-    used = find_variables(graph)
-    for variable in used.values():
+    used_variables = find_variables(graph)
+    for variable in used_variables.values():
         variable.make_whole()
-    handles = {id(inner) for index, (_, inner) in enumerate(graph.captures) if index in used}
+    handles = {id(inner_handle) for index, (_, inner_handle) in enumerate(graph.captures) if index in used_variables}
     if is_main_thread() and any(id(handle) in handles for handle in whole_code.list_written(graph)):
-        events.pieces_refused(list(used.values()), why)
+        events.pieces_refused(list(used_variables.values()), why)
 
 
 def list_stored(variables: Iterable[Any]) -> list[Any]:
     """The TensorFlow variables in which this rank stores `variables`: for one in pieces, the variable of its piece."""
-    return [one.piece if getattr(one, "cuts", ()) and not one.is_refused else one for one in variables]
+    return [
+        variable.piece if getattr(variable, "cuts", ()) and not variable.is_refused else variable
+        for variable in variables
+    ]
 
 
 class StepPieces:
@@ -113,13 +118,15 @@ class StepPieces:
 
     def __init__(self, graph: Any, takes_whole: bool = False):
         """takes_whole: the step takes the variables whole, and makes them whole before each call."""
-        used = {index: one for index, one in find_variables(graph).items() if not one.is_refused}
-        if used:
-            events.cuts_wanted(list(used.values()))
-        with_cuts = {index: one for index, one in used.items() if one.cuts}
-        self._in_pieces = {} if takes_whole else with_cuts
-        self._whole = list(with_cuts.values()) if takes_whole else []
-        self._cuts = {index: one.cuts for index, one in self._in_pieces.items()}
+        used_variables = {
+            index: variable for index, variable in find_variables(graph).items() if not variable.is_refused
+        }
+        if used_variables:
+            events.cuts_wanted(list(used_variables.values()))
+        cut_variables = {index: variable for index, variable in used_variables.items() if variable.cuts}
+        self._in_pieces = {} if takes_whole else cut_variables
+        self._whole = list(cut_variables.values()) if takes_whole else []
+        self._cuts = {index: variable.cuts for index, variable in self._in_pieces.items()}
         self._count_whole: Any = None
 
     def list_variables(self) -> list[Any]:
@@ -129,7 +136,10 @@ class StepPieces:
     @property
     def is_valid(self) -> bool:
         """Whether the step's variables still have the same cuts, and none was refused meanwhile."""
-        return all(one.cuts == self._cuts[index] and not one.is_refused for index, one in self._in_pieces.items())
+        return all(
+            variable.cuts == self._cuts[index] and not variable.is_refused
+            for index, variable in self._in_pieces.items()
+        )
 
     def place(self) -> dict[int, Placement]:
         """The placements of the handles of variables in pieces, by the indices of the captured tensors."""
@@ -174,7 +184,7 @@ def _make_count(handles: Sequence[Any]) -> Any:
     """A function that counts the whole variables: the resource of a handle exists only while its variable is whole."""
 
     def count() -> Any:
-        exist = [tf.raw_ops.VarIsInitializedOp(resource=handle) for handle in handles]
-        return tf.math.count_nonzero(tf.stack(exist))
+        are_whole = [tf.raw_ops.VarIsInitializedOp(resource=handle) for handle in handles]
+        return tf.math.count_nonzero(tf.stack(are_whole))
 
     return trace_own(count)

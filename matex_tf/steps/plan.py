@@ -127,7 +127,7 @@ class StepPlan:
         self.program: Program | None = None
         self.copy_kind = CopyKind()
         self._copies: dict[tuple[Any, ...], Any] = {}
-        self._find_batch(are_rows, [*inputs, *(outer for outer, _ in traced.graph.captures)])
+        self._find_batch(are_rows, [*inputs, *(outer_tensor for outer_tensor, _ in traced.graph.captures)])
         self.why_whole = self._find_obstacle()
         if self.why_whole in (NO_BATCH, NO_WORK):  # sharing would gain nothing, so ranks do not compare their traces
             if self.trained and agreement.is_watched():  # ranks that train alike must begin with equal weights
@@ -212,8 +212,8 @@ class StepPlan:
                 self.pieces.refuse(error.refused, self.place)
             except FeedRefusedError as error:
                 report.say_whole_batches(self.place, error.why)
-                is_refused = [feed is not None and feed.placement.feed is error.feed for feed in self.feeds]
-                self.feeds = [None if refused else feed for feed, refused in zip(self.feeds, is_refused)]
+                are_refused = [feed is not None and feed.placement.feed is error.feed for feed in self.feeds]
+                self.feeds = [None if is_refused else feed for feed, is_refused in zip(self.feeds, are_refused)]
 
     def _place_inputs(self, divided: Sequence[bool]) -> list[Placement]:
         """The placement of each input of the graph. `WHOLE`: no rows, no iterator or dataset, no variable in pieces."""
@@ -272,14 +272,14 @@ class StepPlan:
         - taken by an op as a rank's own rows: `slices.make_own_slice` exchanges the ranks' numbers of rows.
         Until the batch is there, the slice is empty (`make_empty_slice`). It stays so for a batch computed whole.
         """
-        captured = self.pieces.find_handles(outer for outer, _ in self.traced.graph.captures)
+        captured = self.pieces.find_handles(outer_tensor for outer_tensor, _ in self.traced.graph.captures)
         captured = find_handles(captured, self.feeds[self.argument_count :])
         # The inputs of the graph are the arguments, the captured tensors, and the tensors of the batch. The copy
-        # captures its `captured` itself, so only the first and the last of the three are parameters (`given`).
-        count, batch_start = self.argument_count, self.argument_count + len(captured)
-        given = [*self.graph.inputs[:count], *self.graph.inputs[batch_start:]]
-        are_rows = [*divided[:count], *divided[batch_start:]]
-        specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in given]
+        # captures its `captured` itself, so only the first and the last of the three are `parameters`.
+        argument_count, batch_start = self.argument_count, self.argument_count + len(captured)
+        parameters = [*self.graph.inputs[:argument_count], *self.graph.inputs[batch_start:]]
+        are_rows = [*divided[:argument_count], *divided[batch_start:]]
+        specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in parameters]
         is_batch_sliced = self.source is not None and any(divided)
         if is_batch_sliced:  # a slice has fewer rows than the batch that the trace shows
             specs = [
@@ -299,7 +299,7 @@ class StepPlan:
             if is_batch_sliced:
                 arguments, numbers = arguments[:-_SLICE_NUMBERS], arguments[-_SLICE_NUMBERS:]
                 copy.batch_slice = slices.make_given_slice(*numbers)
-            inputs = [*arguments[:count], *map(graph.capture, captured), *arguments[count:]]
+            inputs = [*arguments[:argument_count], *map(graph.capture, captured), *arguments[argument_count:]]
             if not is_batch_sliced:
                 inputs = sources.take_rows(copy, inputs, list(divided))
             outputs = copy.build(program, inputs)
@@ -330,31 +330,36 @@ class StepPlan:
             variable.make_whole()  # the function may read it before the data end
         return self.traced._call_flat(list(inputs), self.traced.captured_inputs)
 
-    def call(self, inputs: Sequence[Any], taken: Batch | None, iterators: Sequence[Any] = ()) -> Any:
+    def call(self, inputs: Sequence[Any], taken_batch: Batch | None, iterators: Sequence[Any] = ()) -> Any:
         """The results of the script's function for these tensors, computed by all ranks. Collective.
 
-        taken: see `take_batch`; None without a `source`. A call with the same batch can be repeated.
+        taken_batch: see `take_batch`; None without a `source`. A call with the same batch can be repeated.
         iterators: the iterators and datasets among the arguments.
         """
-        rows = [tensor for tensor, is_divided in zip(inputs, self.divided) if is_divided]
-        batch = WholeBatch(rows, [True] * len(rows)) if taken is None and rows else taken  # None: the graph takes it
+        divided_tensors = [tensor for tensor, is_divided in zip(inputs, self.divided) if is_divided]
+        # None: the graph takes it.
+        batch = (
+            WholeBatch(divided_tensors, [True] * len(divided_tensors))
+            if taken_batch is None and divided_tensors
+            else taken_batch
+        )
         self.rows = 0 if batch is None else batch.total
         events.step_begins(self)
         # Ranks may give different rows to a step that trains nothing, such as a prediction. So such a step compares
         # every batch, before the call, and each rank computes its own batch whole if they differ. A step that trains
         # compares few batches (`compare_batches`), and different numbers of rows are an error.
-        compares_each = batch is not None and not self.trained
+        should_compare_each = batch is not None and not self.trained
         is_shared = True
         if batch is not None:
             # `is_same` is collective, so all ranks call it, whatever their `is_even` is.
-            is_same = self.batches.is_same(batch) if compares_each else True
+            is_same = self.batches.is_same(batch) if should_compare_each else True
             is_shared = is_same and batch.is_even
 
         def compute(replacements: Mapping[int, Any]) -> Any:
             with failures.fail_together(self.place, self.traced.graph.variables, self.traced.graph):
-                return self._compute(inputs, taken, is_shared, replacements)
+                return self._compute(inputs, taken_batch, is_shared, replacements)
 
-        with contextlib.nullcontext() if compares_each else self.batches.compare_batches(iterators, batch):
+        with contextlib.nullcontext() if should_compare_each else self.batches.compare_batches(iterators, batch):
             outputs = _execute(self, compute, iterators)
         agreement.note_step()
         if self.trained:
@@ -363,7 +368,7 @@ class StepPlan:
         events.step_ended(self)
         return self.traced.function_type.pack_output(outputs)
 
-    def _compute(self, inputs: Sequence[Any], taken: Batch | None, is_shared: bool, replacements: Any) -> Any:
+    def _compute(self, inputs: Sequence[Any], taken_batch: Batch | None, is_shared: bool, replacements: Any) -> Any:
         """The outputs of a call: of this rank's slice if `is_shared`, else of its whole batch. Collective."""
         copy = self.find_copy(self.divided if is_shared else [False] * len(self.divided))
         self.pieces.prepare()
@@ -371,10 +376,12 @@ class StepPlan:
         if any(self.feeds):  # with the captured tensors, too, since `find_handles` prepares their iterators
             handles = find_handles([*inputs, *self.traced.captured_inputs], self.feeds)[: len(inputs)]
         arguments = [replacements.get(id(tensor), tensor) for tensor in handles]
-        if taken is not None and is_shared:
-            arguments += taken.take_slice(None if self.ratios is None else self.ratios.record_rows(taken.total))
-        elif taken is not None:
-            arguments += taken.take_whole()
+        if taken_batch is not None and is_shared:
+            arguments += taken_batch.take_slice(
+                None if self.ratios is None else self.ratios.record_rows(taken_batch.total)
+            )
+        elif taken_batch is not None:
+            arguments += taken_batch.take_whole()
         if not is_shared:
             # The copy for a whole batch has no collective. So ranks would not learn that another rank failed to take
             # its batch (`LostBatch`), and never comes to the copy. This collective fails then.

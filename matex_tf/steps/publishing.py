@@ -45,9 +45,9 @@ def can_publish(handle: Any, dtype: Any) -> bool:
     The ops exist for these types and for the CPU only. The variable has to be known outside of the function (`publish`
     sorts by it). An elastic run keeps the old values, with which it undoes a step (`elastic_step`).
     """
-    outer = _find_outer(handle)
-    on_host = outer is not None and "GPU" not in outer.device
-    return on_host and dtype.name in _TYPES and not settings.get_settings().elastic
+    outer_handle = _find_outer(handle)
+    is_on_host = outer_handle is not None and "GPU" not in outer_handle.device
+    return is_on_host and dtype.name in _TYPES and not settings.get_settings().elastic
 
 
 def publish(publications: Sequence[Publication], place: str) -> list[Any]:
@@ -73,30 +73,31 @@ def _publish_group(group: Sequence[Publication], place: str, number: int) -> Any
     dtype = group[0].value.dtype
     with tf.init_scope():
         pieces = _make_pieces(len(group), dtype)
-    handles = [piece.handle for piece in pieces]
+    piece_handles = [piece.handle for piece in pieces]
     # `x += value` reads the piece, which must refer to the weight's entries. `x = value` reads nothing.
-    read = [index for index, publication in enumerate(group) if publication.kind != "AssignVariableOp"]
-    if read:
-        with tf.control_dependencies([op for index in read for op in group[index].before]):
-            lend = ops.get_library().ops.matex_lend(
-                wholes=[group[index].handle for index in read], pieces=[handles[index] for index in read], T=dtype,
-                cuts=[cut for index in read for cut in group[index].cuts],
+    read_indices = [index for index, publication in enumerate(group) if publication.kind != "AssignVariableOp"]
+    if read_indices:
+        with tf.control_dependencies([op for index in read_indices for op in group[index].before]):
+            lend_operation = ops.get_library().ops.matex_lend(
+                wholes=[group[index].handle for index in read_indices],
+                pieces=[piece_handles[index] for index in read_indices], T=dtype,
+                cuts=[cut for index in read_indices for cut in group[index].cuts],
             )  # fmt: skip
     updates = []
     for index, publication in enumerate(group):
-        with tf.control_dependencies([lend] if index in read else publication.before):
+        with tf.control_dependencies([lend_operation] if index in read_indices else publication.before):
             assign = getattr(tf.raw_ops, publication.kind)
-            updates.append(assign(resource=handles[index], value=publication.value))
-    several = f" and {len(group) - 1} more" if len(group) > 1 else ""
+            updates.append(assign(resource=piece_handles[index], value=publication.value))
+    others_text = f" and {len(group) - 1} more" if len(group) > 1 else ""
     with tf.control_dependencies(updates):
         return make_in_order(
             ops.get_library().ops.matex_publish,
             wholes=[publication.handle for publication in group],
-            pieces=handles,
+            pieces=piece_handles,
             T=dtype,
             cuts=[cut for publication in group for cut in publication.cuts],
             place=f"new weights of {place}",
-            names=[f"weight {index}{several}" for index in range(len(group))],
+            names=[f"weight {index}{others_text}" for index in range(len(group))],
             holding=-1 if _are_pieces_sent() else _find_holding(group),  # -1: no shared memory, ranks send their pieces
             later=_is_later(),
             needed=number,
@@ -146,7 +147,7 @@ def _find_outer(handle: Any) -> Any:
     """The eager tensor that a function has captured as `handle`; `handle` itself if eager; None if not captured."""
     while not hasattr(handle, "numpy"):  # which eager tensors have
         captures = getattr(handle.graph, "captures", ())
-        handle = next((outer for outer, inner in captures if inner is handle), None)
+        handle = next((outer_tensor for outer_tensor, inner_tensor in captures if inner_tensor is handle), None)
         if handle is None:
             return None
     return handle
@@ -156,11 +157,11 @@ def _find_holding(group: Sequence[Publication]) -> int:
     """The number of the holding of these variables, a new one if needed. The holding ends when the handle of the first
     variable is deleted.
     """
-    outer = [_find_outer(publication.handle) for publication in group]
-    key = tuple(handle._id for handle in outer)
+    outer_handles = [_find_outer(publication.handle) for publication in group]
+    key = tuple(handle._id for handle in outer_handles)
     if key not in _holdings:
         number = _holdings[key] = next(_numbers)
-        weakref.finalize(outer[0], _drop_memory, key, number).atexit = False
+        weakref.finalize(outer_handles[0], _drop_memory, key, number).atexit = False
     return _holdings[key]
 
 

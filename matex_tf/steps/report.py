@@ -83,12 +83,12 @@ def _describe(program: Program) -> str:
     values, each with the first op that needs it, the source line of the op, and the bytes of a row.
     """
     wave_count, summed_bytes = len(waves.schedule(program)), count_summed_bytes(program)
-    size = "sums" if summed_bytes is None else f"sums of {settings.format_bytes(summed_bytes)}"
-    parts = [f"{wave_count} collective{'s' if wave_count != 1 else ''} a step, {size}"]
-    gathered: set[int] = set()
+    sums_text = "sums" if summed_bytes is None else f"sums of {settings.format_bytes(summed_bytes)}"
+    parts = [f"{wave_count} collective{'s' if wave_count != 1 else ''} a step, {sums_text}"]
+    gathered_ids: set[int] = set()
     for value, node in program.iterate_exchanged():  # `node` needs `value` by a collective; None: a result
-        if value.placement.kind == SHARDED and id(value) not in gathered:
-            gathered.add(id(value))
+        if value.placement.kind == SHARDED and id(value) not in gathered_ids:
+            gathered_ids.add(id(value))
             name, op = ("the result", value.tensor.op) if node is None else (node.type, node.op)
             row_bytes = count_bytes(value, value.placement.axis)
             amount = "rows" if row_bytes is None else f"{settings.format_bytes(row_bytes)} a row"

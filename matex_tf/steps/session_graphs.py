@@ -35,7 +35,7 @@ _STATES = "places in sequences of random numbers"
 def add_to(graph: Any) -> Iterator[None]:
     """Within the context ops are created in `graph`, finalized or not, outside of the script's scopes."""
     v1 = tf.compat.v1
-    finalized = graph.finalized
+    was_finalized = graph.finalized
     # Names, by which `drop_copies` finds what was added.
     scopes, functions = tags.get_or_make_tag(graph, _ADDED, lambda: ([], set()))
     functions_before = set(graph._functions)
@@ -49,7 +49,7 @@ def add_to(graph: Any) -> Iterator[None]:
             yield
     finally:
         functions |= set(graph._functions) - functions_before
-        if finalized:
+        if was_finalized:
             graph.finalize()
 
 
@@ -107,8 +107,8 @@ class SessionCopy(Copy):
         shape, *bounds = inputs
         resource, self.starts[op.name] = _find_state(op)
         # One op reads the state and advances it by the numbers of this draw: threads may run a session at once.
-        count = tf.cast(tf.reduce_prod(tf.cast(shape, tf.int64)), tf.uint64)
-        state = tf.cast(tf.raw_ops.RngReadAndSkip(resource=resource, alg=_PHILOX, delta=count), tf.uint64)
+        draw_count = tf.cast(tf.reduce_prod(tf.cast(shape, tf.int64)), tf.uint64)
+        state = tf.cast(tf.raw_ops.RngReadAndSkip(resource=resource, alg=_PHILOX, delta=draw_count), tf.uint64)
         counter, key = state[:2], state[2:]
         options = {"minval": bounds[0], "maxval": bounds[1]} if bounds else {"dtype": op.outputs[0].dtype}
         draw = getattr(tf.raw_ops, _STATELESS[op.type])
@@ -134,7 +134,7 @@ def _find_state(op: Any) -> tuple[Any, Any]:
     if op.name not in states:
         with tf.control_dependencies(None):
             state = tf.raw_ops.VarHandleOp(dtype=tf.int64, shape=[3], shared_name=f"matex_tf draws of {op.name}")
-            first = tf.constant([0, op.get_attr("seed2"), op.get_attr("seed")], tf.int64)
-            start = tf.raw_ops.AssignVariableOp(resource=state, value=first)
-        states[op.name] = state, start
+            first_state = tf.constant([0, op.get_attr("seed2"), op.get_attr("seed")], tf.int64)
+            start_operation = tf.raw_ops.AssignVariableOp(resource=state, value=first_state)
+        states[op.name] = state, start_operation
     return states[op.name]

@@ -59,7 +59,7 @@ def run_session(
     arrays = {reference.deref(): array for reference, array in feeds.items()}
     open_tensors = [tensor for tensor in arrays if sources.has_open_rows(tensor.shape)]
     batch = open_tensors if feeds_shares else _find_fed_batch({tensor: arrays[tensor] for tensor in open_tensors})
-    names = [tuple(each.name for each in group) for group in (operations, tensors, batch)]
+    names = [tuple(item.name for item in group) for group in (operations, tensors, batch)]
     key = (*names, frozenset(tensor.name for tensor in arrays), bool(feeds_shares))
     with _lock:
         plans = tags.get_or_make_tag(session.graph, _PLANS, dict)
@@ -83,8 +83,8 @@ def _find_fed_batch(feeds: Mapping[Any, Any]) -> list[Any]:
 def _find_iterator_batch(needed: Sequence[Any]) -> list[Any]:
     """The tensors with rows that the first iterator gives; none without an iterator of such tensors."""
     takers = [op for op in needed if op.type in sources.SOURCES]
-    rows = ([tensor for tensor in op.outputs if sources.has_open_rows(tensor.shape)] for op in takers)
-    return next(filter(None, rows), [])
+    tensors_with_rows = ([tensor for tensor in op.outputs if sources.has_open_rows(tensor.shape)] for op in takers)
+    return next(filter(None, tensors_with_rows), [])
 
 
 class SessionPlan:
@@ -110,12 +110,12 @@ class SessionPlan:
     """
 
     def __init__(
-        self, graph: Any, operations: Sequence[Any], tensors: Sequence[Any], fed: Any, batch: Any, are_own: bool
+        self, graph: Any, operations: Sequence[Any], tensors: Sequence[Any], fed_tensors: Any, batch: Any, are_own: bool
     ):
         """Plan the runs. Collective if they have work that can be shared: all ranks make the same plan.
 
         operations, tensors: the fetches of the script.
-        fed: a list of the tensors that are fed.
+        fed_tensors: a list of the tensors that are fed.
         batch: a list of the tensors among these whose rows ranks divide.
 
         Raises UnsupportedError on every rank if each rank has its own rows and they cannot be combined.
@@ -129,18 +129,20 @@ class SessionPlan:
         self.starts: dict[str, Any] = {}
         self.counters: list[Any] = []
         self.own_row_count: Any = None
-        needed = list_needed(graph, {tensor.name for tensor in fed}, tensors, operations)
+        needed = list_needed(graph, {tensor.name for tensor in fed_tensors}, tensors, operations)
         batch = batch or ([] if are_own else _find_iterator_batch(needed))
         self.sliced_count = len(batch)
         # Ops that depend on rows are copied; the others are reused, which means that the script's own op runs
         # (`subgraphs`). Random ops without a seed are copied, too. As reused ops they would give each rank other
         # numbers. A random op with a seed continues a sequence of numbers. If no copy of the op can continue it (only
         # `is_counted` ops can), the op is reused.
-        rows = batch or [tensor for tensor in fed if sources.has_open_rows(tensor.shape)]
-        kept = [op for op in needed if has_sequence(op) and not session_graphs.is_counted(op) and not are_own]
-        self.part = SessionSubgraph(needed, fed, rows, tensors, operations, filter(has_no_seed, needed), kept)
+        tensors_with_rows = batch or [tensor for tensor in fed_tensors if sources.has_open_rows(tensor.shape)]
+        reused_randoms = [op for op in needed if has_sequence(op) and not session_graphs.is_counted(op) and not are_own]
+        self.part = SessionSubgraph(
+            needed, fed_tensors, tensors_with_rows, tensors, operations, filter(has_no_seed, needed), reused_randoms
+        )
         self.variables = list_variables(needed)
-        self.changed, self.trained = list_changed(needed, bool(fed)), list_trained(graph, needed)
+        self.changed, self.trained = list_changed(needed, bool(fed_tensors)), list_trained(graph, needed)
         self.has_collectives = any(node.op in ops.OP_TYPES for node in iterate_nodes(graph, needed))
         self.program: Program | None = None
         with session_graphs.use_v2_behavior(), context.eager_mode():  # reading computes constant values
@@ -175,7 +177,7 @@ class SessionPlan:
         if not self.why_whole:
             try:
                 assert self.program is not None
-                copied = self._build(self.program, self.sliced_count)
+                copied_fetches = self._build(self.program, self.sliced_count)
             except Exception as error:  # an error in any op: the script's own fetches are always right
                 self.why_whole = f"its copy cannot be made ({type(error).__name__}: {error})"
         nodes = [op.node_def for op in self.part.needed]
@@ -184,7 +186,7 @@ class SessionPlan:
         digest = capture.digest_nodes(nodes, {}, for_ranks=True)
         self.why_whole = agree_on_plan(digest, self.why_whole, PLACE)
         if not self.why_whole:
-            self.operations, self.tensors = copied  # a copy that one rank has alone stays unused in its graph
+            self.operations, self.tensors = copied_fetches  # a copy that one rank has alone stays unused in its graph
             assert self.program is not None
             report.say_shared(PLACE, self.program)
             events.unmeasured(PLACE)
@@ -223,24 +225,24 @@ class SessionPlan:
                 events.copy_begins(self, copy)
             if self.are_own:
                 self.own_row_count = tf.compat.v1.placeholder(tf.int64, [])
-                rows = [tensor[: self.own_row_count] for tensor in part.inputs[:count]]
-                own = slices.make_own_slice(exchanger, rows, tf.constant(True))
-                copy.batch_slice = own.batch_slice
-                inputs = own_batches.fill_rows(rows, own) + part.inputs[count:]
+                own_tensors = [tensor[: self.own_row_count] for tensor in part.inputs[:count]]
+                own_rows = slices.make_own_slice(exchanger, own_tensors, tf.constant(True))
+                copy.batch_slice = own_rows.batch_slice
+                inputs = own_batches.fill_rows(own_tensors, own_rows) + part.inputs[count:]
             else:
                 are_rows = [index < count for index in range(len(part.inputs))]
                 inputs = sources.take_rows(copy, list(part.inputs), are_rows)
             outputs, effects = copy.build_apart(program, inputs)
         self.starts, self.counters = copy.starts, session_graphs.list_counters(self.graph, copy.starts)
-        copied = {tensor.name: output for tensor, output in zip(part.outputs, outputs)}
-        reused = [op for op in self.operations if op in part.reused]
-        return reused + effects, [copied.get(tensor.name, tensor) for tensor in self.tensors]
+        copied_outputs = {tensor.name: output for tensor, output in zip(part.outputs, outputs)}
+        reused_operations = [op for op in self.operations if op in part.reused]
+        return reused_operations + effects, [copied_outputs.get(tensor.name, tensor) for tensor in self.tensors]
 
     def _order_collectives(self) -> None:
         """Make the script's own collectives run in the order of their creation, which is the same on all ranks."""
         # The added operations complete the turns of collectives in branches that are not taken.
-        added, self.turns = cond_turns.order_collectives(self.graph, self.part.needed)
-        self.operations += added
+        added_operations, self.turns = cond_turns.order_collectives(self.graph, self.part.needed)
+        self.operations += added_operations
 
     def run(self, session: Any, variables: SessionVariables, rows: Sequence[Any], run: Run) -> list[Any]:
         """The results of the script's run. Collective, if ranks share it.

@@ -50,20 +50,22 @@ def list_trained(graph: Any, needed: Sequence[Any]) -> set[str]:
     """The names of the weights that a run of the ops `needed` changes and also reads. A run that only assigns weights,
     such as an initializer, trains none.
     """
-    weights = {one.op.name for one in graph.get_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES)}
+    weights = {variable.op.name for variable in graph.get_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES)}
     return weights & _list_used(needed, _may_write) & _list_used(needed, _reads)
 
 
 def _list_used(needed: Iterable[Any], is_used: Callable[[Any, Any], bool]) -> set[str]:
     """The names of the variables that an op uses through an input for which `is_used(op, tensor)` holds."""
-    inputs = [(op, tensor) for op in needed for tensor in op.inputs if _is_reference(tensor)]
-    return {one.name for op, tensor in inputs if is_used(op, tensor) for one in _find_variables(tensor)}
+    references = [(op, tensor) for op in needed for tensor in op.inputs if _is_reference(tensor)]
+    return {
+        variable_op.name for op, tensor in references if is_used(op, tensor) for variable_op in _find_variables(tensor)
+    }
 
 
 def _may_write(op: Any, tensor: Any) -> bool:
     """Whether an op may change the variable to which this input refers."""
     if tensor.dtype._is_ref_dtype:  # an op that only reads takes the value of the reference
-        return op.op_def is None or any(one.is_ref for one in op.op_def.input_arg)
+        return op.op_def is None or any(argument.is_ref for argument in op.op_def.input_arg)
     return op.type not in _READS
 
 
@@ -89,7 +91,7 @@ def _is_reference(tensor: Any) -> bool:
 
 def _find_variables(tensor: Any) -> list[Any]:
     """The variables to which a handle, or a reference from an assignment, may refer."""
-    makers = reach([tensor.op], lambda op: [one.op for one in op.inputs if _is_reference(one)])
+    makers = reach([tensor.op], lambda op: [op_input.op for op_input in op.inputs if _is_reference(op_input)])
     return [op for op in makers if op.type in _VARIABLES]
 
 
@@ -106,9 +108,9 @@ class SessionVariables:
 
     def start(self, session: Any, starts: Mapping[str, Any]) -> None:
         """Start sequences of random numbers in the session that have not started. starts: see `SessionCopy`."""
-        if new := [operation for name, operation in starts.items() if name not in self.started]:
+        if new_starts := [operation for name, operation in starts.items() if name not in self.started]:
             with is_inside.set():
-                session.run(new)
+                session.run(new_starts)
             self.started.update(starts)
 
     def forget(self, names: Iterable[str]) -> None:
@@ -117,15 +119,17 @@ class SessionVariables:
 
     def agree(self, session: Any, used: Iterable[Any]) -> None:
         """Give every rank rank 0's values of variables that differ. Collective, if not all are known to be equal."""
-        new = [op for op in used if op.name not in self.agreed]
-        if not new:
+        unagreed_ops = [op for op in used if op.name not in self.agreed]
+        if not unagreed_ops:
             return
-        names = [op.name for op in new]
+        names = [op.name for op in unagreed_ops]
         with is_inside.set():
-            accesses = _find_accesses(session.graph, new)
+            accesses = _find_accesses(session.graph, unagreed_ops)
             values = _read(session, [access.value for access in accesses])
-            differing = variables.find_differing(names, values, "comparing the variables before a run of a session")
-            for index in differing:
+            differing_indices = variables.find_differing(
+                names, values, "comparing the variables before a run of a session"
+            )
+            for index in differing_indices:
                 value = objects.broadcast(values[index], f"sending variable '{names[index]}' from rank 0")
                 session.run(accesses[index].assign, {accesses[index].new_value: value})
         self.agreed.update(names)
@@ -141,11 +145,11 @@ class _Access(NamedTuple):
 
 def _find_accesses(graph: Any, ops: Sequence[Any]) -> list[_Access]:
     """The accesses to variables. Adds missing ones to the graph."""
-    known: dict[str, _Access] = tags.get_or_make_tag(graph, _ACCESSES, dict)
-    if missing := [op for op in ops if op.name not in known]:
+    known_accesses: dict[str, _Access] = tags.get_or_make_tag(graph, _ACCESSES, dict)
+    if missing_ops := [op for op in ops if op.name not in known_accesses]:
         with session_graphs.add_to(graph):
-            known.update((op.name, _make_access(op)) for op in missing)
-    return [known[op.name] for op in ops]
+            known_accesses.update((op.name, _make_access(op)) for op in missing_ops)
+    return [known_accesses[op.name] for op in ops]
 
 
 def _make_access(op: Any) -> _Access:
@@ -161,7 +165,7 @@ def _make_access(op: Any) -> _Access:
 def _read(session: Any, tensors: Sequence[Any]) -> list[np.ndarray]:
     """The values of variables; an empty vector for a variable without a value."""
     try:
-        return [np.asarray(one) for one in session.run(tensors)]
+        return [np.asarray(value) for value in session.run(tensors)]
     except tf.errors.FailedPreconditionError:
         if len(tensors) == 1:
             return [np.zeros([0])]

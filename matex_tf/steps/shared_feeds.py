@@ -52,12 +52,12 @@ class StepFeed:
         """This rank's rows of the batch of an element, and its slice; in a graph."""
         # `NUMBERS` scalars, the rows from `first` to `first + count` of a batch of `total` rows, and the ticket.
         first, count, total = element[:3]
-        end = NUMBERS + len(self._are_rows)
-        prepared, ticket, dealer = element[NUMBERS:end], element[end:], self._dealer
+        rows_end = NUMBERS + len(self._are_rows)
+        prepared, ticket, dealer = element[NUMBERS:rows_end], element[rows_end:], self._dealer
         # All components must have equally many rows. An uneven batch is prepared whole: `count` rows of its longest
         # component, but `total` of its first.
-        with_rows = [tensor for tensor, has_rows in zip(prepared, self._are_rows) if has_rows]
-        counts = tf.stack([tf.shape(tensor, tf.int64)[0] for tensor in with_rows])
+        tensors_with_rows = [tensor for tensor, has_rows in zip(prepared, self._are_rows) if has_rows]
+        counts = tf.stack([tf.shape(tensor, tf.int64)[0] for tensor in tensors_with_rows])
         is_even = tf.reduce_all(tf.equal(counts, counts[0])) & (count <= total)
         # `open` runs in each call, by the dealer of that call.
         self._watch.keep_if_asked(element, lambda *tensors: self._dealer.open(tensors))
@@ -69,9 +69,9 @@ class StepFeed:
 
         def cut_rows() -> list[Any]:
             start = slices.require(are_prepared, [_OTHER_SLICE], batch_slice.first - first)
-            end = slice_end - first
-            tensors = zip(prepared, self._are_rows)
-            return [tensor[start:end] if has_rows else tf.identity(tensor) for tensor, has_rows in tensors]
+            stop = slice_end - first
+            prepared_and_flags = zip(prepared, self._are_rows)
+            return [tensor[start:stop] if has_rows else tf.identity(tensor) for tensor, has_rows in prepared_and_flags]
 
         def make_rows() -> list[Any]:
             return dealer.take(ticket, batch_slice.first, batch_slice.count, total)
@@ -87,11 +87,11 @@ class StepFeed:
             return rows
         sizes = {index: tf.shape(rows[index], tf.int64) for index in self._pads}
         request = Request("max", tf.concat(list(sizes.values()), 0), owned=True)
-        (longest,) = self._exchanger.exchange([request], batch_slice)
-        padded, start = list(rows), 0  # the sizes of a tensor in `longest` begin at `start`
+        (longest_sizes,) = self._exchanger.exchange([request], batch_slice)
+        padded, start = list(rows), 0  # the sizes of a tensor in `longest_sizes` begin at `start`
         for index, value in self._pads.items():
             end = start + rows[index].shape.rank
-            missing = tf.concat([[0], longest[start + 1 : end] - sizes[index][1:]], 0)
+            missing = tf.concat([[0], longest_sizes[start + 1 : end] - sizes[index][1:]], 0)
             paddings = tf.stack([tf.zeros_like(missing), missing], 1)
             padded[index] = tf.pad(rows[index], paddings, constant_values=value)
             start = end
@@ -103,8 +103,8 @@ def list_feeds(handles: Sequence[Any], *arguments: Any) -> list[StepFeed | None]
 
     arguments: of `StepFeed`, after the dealer.
     """
-    found = map(find_dealt, handles)
-    return [None if dealt is None else StepFeed(dealt.dealer, *arguments) for dealt in found]
+    replacements = map(find_dealt, handles)
+    return [None if dealt is None else StepFeed(dealt.dealer, *arguments) for dealt in replacements]
 
 
 def find_handles(handles: Sequence[Any], feeds: Sequence[StepFeed | None]) -> list[Any]:

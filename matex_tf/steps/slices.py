@@ -122,17 +122,19 @@ def make_own_slice(exchanger: Exchanger, components: Sequence[Any], has_batch: A
     """
     excepthook.refuse_after_loss("a step on each rank's own rows")
     me = world.get_world()
-    mine = tf.concat([[tf.cast(has_batch, tf.int64)], *(tf.shape(one, tf.int64) for one in components)], 0)
+    own_sizes = tf.concat(
+        [[tf.cast(has_batch, tf.int64)], *(tf.shape(component, tf.int64) for component in components)], 0
+    )
     rank, one, size = (tf.constant(number, tf.int64) for number in (me.rank, 1, me.size))
     slice_of_ranks = make_given_slice(rank, one, size, tf.constant(True))  # a batch with one row for each rank
-    (everyone,) = exchanger.exchange([Request("gather", mine[tf.newaxis])], slice_of_ranks)
+    (sizes_of_ranks,) = exchanger.exchange([Request("gather", own_sizes[tf.newaxis])], slice_of_ranks)
     # The shape of component k has the entries from bounds[k] to bounds[k + 1]; entry 0 is `has_batch`.
     bounds = list(itertools.accumulate([1, *(component.shape.rank for component in components)]))
-    rows = tf.stack([everyone[:, start] for start in bounds[:-1]])  # by component and rank
+    rows = tf.stack([sizes_of_ranks[:, start] for start in bounds[:-1]])  # by component and rank
     message = "the components of a rank's own batch have different numbers of rows; by component and rank:"
     counts = require(tf.reduce_all(tf.equal(rows, rows[0])), [message, rows], rows[0])
-    sizes = [everyone[:, start + 1 : end] for start, end in itertools.pairwise(bounds)]
-    largest = [tf.reduce_max(of_ranks, 0) for of_ranks in sizes]
+    sizes = [sizes_of_ranks[:, start + 1 : end] for start, end in itertools.pairwise(bounds)]
+    largest = [tf.reduce_max(component_sizes, 0) for component_sizes in sizes]
     are_equal = tf.equal(tf.concat(sizes, 1), tf.concat(largest, 0)) | tf.equal(counts, 0)[:, tf.newaxis]
     counts = require(tf.reduce_all(are_equal), [_OTHER_SIZES, *sizes], counts)
     # A rank without rows computes one row, which does not contribute.
@@ -140,7 +142,7 @@ def make_own_slice(exchanger: Exchanger, components: Sequence[Any], has_batch: A
     has_rows = count > 0
     first = tf.where(has_rows, rows_before, tf.zeros_like(rows_before))
     batch_slice = make_given_slice(first, tf.maximum(count, 1), tf.reduce_sum(counts), has_rows)
-    return OwnRows(batch_slice, tf.reduce_any(everyone[:, 0] > 0), largest)
+    return OwnRows(batch_slice, tf.reduce_any(sizes_of_ranks[:, 0] > 0), largest)
 
 
 def make_empty_slice() -> Slice:

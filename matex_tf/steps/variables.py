@@ -56,23 +56,25 @@ def _select_readable(variables: Iterable[Any]) -> list[Any]:
 
     Without variables in pieces: of such a variable a rank holds only its own piece.
     """
-    seen: set[int] = set()
-    found = []
+    seen_ids: set[int] = set()
+    readable_variables = []
     for variable in variables:
-        inner = find_tf_variable(variable)
-        is_variable = hasattr(inner, "assign") and hasattr(inner, "dtype")
-        is_in_pieces = hasattr(inner, "is_in_pieces") and inner.is_in_pieces()  # only a `PieceVariable` has the method
-        if is_variable and id(inner) not in seen and not is_in_pieces:
-            seen.add(id(inner))
-            found.append(variable)
-    return sorted(found, key=find_birth)
+        tf_variable = find_tf_variable(variable)
+        is_variable = hasattr(tf_variable, "assign") and hasattr(tf_variable, "dtype")
+        # Only a `PieceVariable` has the method.
+        is_in_pieces = hasattr(tf_variable, "is_in_pieces") and tf_variable.is_in_pieces()
+        if is_variable and id(tf_variable) not in seen_ids and not is_in_pieces:
+            seen_ids.add(id(tf_variable))
+            readable_variables.append(variable)
+    return sorted(readable_variables, key=find_birth)
 
 
 def read_value(variable: Any) -> np.ndarray:
     """The value of a variable, without a copy if it is in host memory. Valid until the variable is assigned to."""
-    inner = find_tf_variable(variable)
-    with tf.device(inner.device):  # otherwise a variable in host memory is copied to a GPU and back
-        return np.asarray(inner.read_value(), inner.dtype.as_numpy_dtype)  # of a string, it is an array of one object
+    tf_variable = find_tf_variable(variable)
+    with tf.device(tf_variable.device):  # otherwise a variable in host memory is copied to a GPU and back
+        # Of a string, it is an array of one object.
+        return np.asarray(tf_variable.read_value(), tf_variable.dtype.as_numpy_dtype)
 
 
 class _Facts(NamedTuple):
@@ -87,7 +89,7 @@ class _Facts(NamedTuple):
 _NO_VARIABLE = _Facts("no such variable", "", (), 0)
 
 
-def find_differing(names: Sequence[str], values: Iterable[np.ndarray], what: str) -> list[int]:
+def find_differing(names: Sequence[str], values: Iterable[np.ndarray], subject: str) -> list[int]:
     """The indices of the variables whose values differ between ranks. Collective.
 
     values: taken one by one, so that an iterator need not hold all values at once.
@@ -98,30 +100,36 @@ def find_differing(names: Sequence[str], values: Iterable[np.ndarray], what: str
     Raises MismatchError on every rank if the ranks have different variables or shapes; it names the first difference.
     """
     digests = [(value.dtype.str, value.shape, fingerprint.digest_value(value)) for value in values]
-    if len(set(objects.allgather(hashlib.blake2b(repr(digests).encode()).digest(), what))) == 1:
+    if len(set(objects.allgather(hashlib.blake2b(repr(digests).encode()).digest(), subject))) == 1:
         return []
-    facts = [_Facts(name, *digest) for name, digest in zip(names, digests)]
-    everyone = objects.allgather(facts, f"{what}, one by one")
-    if len({tuple(sorted(repr(one[1:]) for one in theirs)) for theirs in everyone}) == 1:
+    own_facts = [_Facts(name, *digest) for name, digest in zip(names, digests)]
+    facts_of_ranks = objects.allgather(own_facts, f"{subject}, one by one")
+    if len({tuple(sorted(repr(facts[1:]) for facts in rank_facts)) for rank_facts in facts_of_ranks}) == 1:
         return []
     hosts = world.get_world().hosts
-    for rank, theirs in enumerate(everyone):
-        for index, (here, there) in enumerate(itertools.zip_longest(everyone[0], theirs, fillvalue=_NO_VARIABLE)):
-            if (here.dtype, here.shape) != (there.dtype, there.shape):
+    for rank, rank_facts in enumerate(facts_of_ranks):
+        for index, (expected_facts, other_facts) in enumerate(
+            itertools.zip_longest(facts_of_ranks[0], rank_facts, fillvalue=_NO_VARIABLE)
+        ):
+            if (expected_facts.dtype, expected_facts.shape) != (other_facts.dtype, other_facts.shape):
                 raise errors.MismatchError(
-                    f"the ranks' models differ. The first variable that differs is number {index} ({what}): rank 0 "
-                    f"({hosts[0]}) has {_describe_variable(here)}, rank {rank} ({hosts[rank]}) has "
-                    f"{_describe_variable(there)}. "
+                    f"the ranks' models differ. The first variable that differs is number {index} ({subject}): rank 0 "
+                    f"({hosts[0]}) has {_describe_variable(expected_facts)}, rank {rank} ({hosts[rank]}) has "
+                    f"{_describe_variable(other_facts)}. "
                     "Every rank must run the same script and build the same model."
                 )
-    return [index for index, of_ranks in enumerate(zip(*everyone)) if len({one.digest for one in of_ranks}) > 1]
+    return [
+        index
+        for index, facts_by_rank in enumerate(zip(*facts_of_ranks))
+        if len({facts.digest for facts in facts_by_rank}) > 1
+    ]
 
 
 def _describe_variable(facts: _Facts) -> str:
     return f"'{facts.name}' {np.dtype(facts.dtype).name}{list(facts.shape)}" if facts.dtype else facts.name
 
 
-def synchronize_variables(variables: Iterable[Any], what: str, trained: Iterable[Any] = ()) -> list[str]:
+def synchronize_variables(variables: Iterable[Any], subject: str, trained: Iterable[Any] = ()) -> list[str]:
     """Give every rank rank 0's values of `variables` that differ. Collective; eager.
 
     Returns the names of the variables that differed; none in a script of `tf.compat.v1`, where the runs of sessions
@@ -131,34 +139,36 @@ def synchronize_variables(variables: Iterable[Any], what: str, trained: Iterable
     """
     if not tf.compat.v1.executing_eagerly_outside_functions():
         return []
-    chosen = _select_readable(variables)
-    names = [find_name(variable) for variable in chosen]
-    changed = find_differing(names, map(read_value, chosen), what)
+    readable_variables = _select_readable(variables)
+    names = [find_name(variable) for variable in readable_variables]
+    differing_indices = find_differing(names, map(read_value, readable_variables), subject)
     trained_ids = {id(find_tf_variable(variable)) for variable in trained}
-    for index in changed:
-        if id(find_tf_variable(chosen[index])) in trained_ids:
+    for index in differing_indices:
+        if id(find_tf_variable(readable_variables[index])) in trained_ids:
             raise errors.MismatchError(
-                f"the weights have drifted apart: '{names[index]}' is not the same on all ranks ({what}). Something "
+                f"the weights have drifted apart: '{names[index]}' is not the same on all ranks ({subject}). Something "
                 "in the script changes it by other amounts on each rank, such as weights that one rank alone sets or "
                 "loads between steps, or an update from values that differ between ranks."
             )
-    for index in changed:
-        value = objects.broadcast(read_value(chosen[index]), f"sending variable number {index} from rank 0")
-        find_tf_variable(chosen[index]).assign(value)
-    for variable in select_new(chosen):
-        inner, number = find_tf_variable(variable), next(_numbers)
-        tags.set_tag(inner, _AGREED, number)
-        _agreed[number] = inner
-    return [names[index] for index in changed]
+    for index in differing_indices:
+        value = objects.broadcast(read_value(readable_variables[index]), f"sending variable number {index} from rank 0")
+        find_tf_variable(readable_variables[index]).assign(value)
+    for variable in select_new(readable_variables):
+        tf_variable, number = find_tf_variable(variable), next(_numbers)
+        tags.set_tag(tf_variable, _AGREED, number)
+        _agreed[number] = tf_variable
+    return [names[index] for index in differing_indices]
 
 
 def select_new(variables: Iterable[Any]) -> list[Any]:
     """The variables on which the ranks have not agreed yet, each once, in the order of their creation."""
-    return _select_readable(one for one in variables if tags.get_tag(find_tf_variable(one), _AGREED) is None)
+    return _select_readable(
+        variable for variable in variables if tags.get_tag(find_tf_variable(variable), _AGREED) is None
+    )
 
 
 def list_agreed() -> list[Any]:
     """The variables that all ranks once agreed on and that still exist on all of them. Collective."""
-    agreed = dict(_agreed.items())
-    everyone = objects.allgather(list(agreed), "which variables still live")
-    return [agreed[number] for number in sorted(set(agreed).intersection(*everyone))]
+    agreed_variables = dict(_agreed.items())
+    numbers_of_ranks = objects.allgather(list(agreed_variables), "which variables still live")
+    return [agreed_variables[number] for number in sorted(set(agreed_variables).intersection(*numbers_of_ranks))]

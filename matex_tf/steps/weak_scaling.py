@@ -63,9 +63,9 @@ def take_next(iterator: Any, pull: Callable[[], Any]) -> Any:
     return tf.nest.map_structure(lambda *parts: _join_batches(parts), *batches, expand_composites=False)
 
 
-def say_weak(what: str) -> None:
+def say_weak(subject: str) -> None:
     me = world.get_world()
-    notes.print_note(f"weak scaling: {what}; a step computes {me.trainers} of them. Learning rates stay as they are")
+    notes.print_note(f"weak scaling: {subject}; a step computes {me.trainers} of them. Learning rates stay as they are")
 
 
 def say_steps_decide() -> None:
@@ -98,13 +98,13 @@ def group_source(source: Any) -> Any:
             return batches[0]
         if not isinstance(batches, tf.RaggedTensor):
             return tf.reshape(batches, [-1, *batches.shape[2:]])
-        joined = batches.merge_dims(0, 1)
-        if not isinstance(joined, tf.RaggedTensor):
-            return joined
+        joined_rows = batches.merge_dims(0, 1)
+        if not isinstance(joined_rows, tf.RaggedTensor):
+            return joined_rows
         # The joined tensor remains ragged if sizes of a row may differ. `to_tensor` pads where they do differ; the
         # script's step would compute the padding, so this is an error.
-        whole = joined.to_tensor()
-        return slices.require(tf.equal(tf.size(whole), tf.size(joined.flat_values)), [UNEVEN], whole)
+        dense_tensor = joined_rows.to_tensor()
+        return slices.require(tf.equal(tf.size(dense_tensor), tf.size(joined_rows.flat_values)), [UNEVEN], dense_tensor)
 
     def join_element(*components: Any) -> Any:
         return tf.nest.map_structure(join_component, components if len(components) > 1 else components[0])

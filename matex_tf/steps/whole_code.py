@@ -41,8 +41,8 @@ def note_reason(tapes: Iterable[Any], why: str) -> None:
         tags.get_or_make_tag(tape, _REASON, lambda: why)
 
 
-def finish_gradients(tape: Any, found: Any, sources: list[Any]) -> Any:
-    """The gradients that eager code gets, from the gradients that `tape` has `found` for the variables `sources`.
+def finish_gradients(tape: Any, computed_gradients: Any, sources: list[Any]) -> Any:
+    """The gradients that eager code gets, from those that `tape` has computed for the variables `sources`.
 
     If the ranks began with different values of these variables, all ranks now get rank 0's values and gradients.
     Collective if `sources` has variables on which the ranks have not agreed yet, and if weights are due to be compared.
@@ -54,10 +54,10 @@ def finish_gradients(tape: Any, found: Any, sources: list[Any]) -> Any:
         if not tags.get_tag(tape, _UNREPORTED) and world.get_world().size > 1:
             _say_whole(tags.get_tag(tape, _REASON, EAGER))
     if agreement.agree_on_new(sources):
-        found = _take_first_rank(found)
+        computed_gradients = _take_first_rank(computed_gradients)
     agreement.note_step()
     events.step_trained(None)
-    return found
+    return computed_gradients
 
 
 def note_shared(name: str) -> None:
@@ -73,21 +73,23 @@ def _say_whole(why: str) -> None:
     _said.add(why)
     names = ", ".join(f"'{name}'" for name in _shared)
     _shared.clear()
-    shared = f"the calls of {names} in it are sharded, the rest every rank computes for the whole batch"
-    whole = "every rank computes the whole batch: the result is right, training is no faster"
+    shared_text = f"the calls of {names} in it are sharded, the rest every rank computes for the whole batch"
+    whole_text = "every rank computes the whole batch: the result is right, training is no faster"
     notes.print_note(
         f"a training step in eager code cannot be sharded{' as a whole' if names else ''}: {why}. So "
-        f"{shared if names else whole}"
+        f"{shared_text if names else whole_text}"
     )
 
 
-def _take_first_rank(found: Any) -> Any:
+def _take_first_rank(computed_gradients: Any) -> Any:
     """The gradients of rank 0. Collective."""
-    components = tf.nest.flatten(found, expand_composites=True)
-    mine = [component.numpy() if isinstance(component, tf.Tensor) else component for component in components]
-    first = objects.broadcast(mine, "the gradients of variables that ranks had begun with other values")
-    values = [None if array is None else tf.convert_to_tensor(array) for array in first]
-    return tf.nest.pack_sequence_as(found, values, expand_composites=True)
+    components = tf.nest.flatten(computed_gradients, expand_composites=True)
+    own_values = [component.numpy() if isinstance(component, tf.Tensor) else component for component in components]
+    values_of_rank_0 = objects.broadcast(
+        own_values, "the gradients of variables that ranks had begun with other values"
+    )
+    tensors = [None if array is None else tf.convert_to_tensor(array) for array in values_of_rank_0]
+    return tf.nest.pack_sequence_as(computed_gradients, tensors, expand_composites=True)
 
 
 def list_written(graph: Any) -> list[Any]:
@@ -102,11 +104,11 @@ def list_written(graph: Any) -> list[Any]:
 def list_changed(function: Any) -> list[Any]:
     """The variables that a ConcreteFunction changes."""
     graph = function.graph
-    written = set(map(id, list_written(graph)))
-    inside = {id(outer): id(inner) for outer, inner in graph.captures}
-    return [one for one in graph.variables if inside.get(id(one.handle)) in written]
+    written_ids = set(map(id, list_written(graph)))
+    inner_ids = {id(outer_tensor): id(inner_tensor) for outer_tensor, inner_tensor in graph.captures}
+    return [variable for variable in graph.variables if inner_ids.get(id(variable.handle)) in written_ids]
 
 
 def list_trained(function: Any) -> list[Any]:
     """The weights that a ConcreteFunction changes, without integer variables: these are counters, even if trainable."""
-    return [one for one in list_changed(function) if one.trainable and not one.dtype.is_integer]
+    return [variable for variable in list_changed(function) if variable.trainable and not variable.dtype.is_integer]

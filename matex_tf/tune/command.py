@@ -55,14 +55,14 @@ class _Command(click.Command):
         # not, and words follow the script, the real parse also takes options after the script.
         parsed, _, _ = self.make_parser(ctx).parse_args(list(args))
         script: Any = parsed.get("script")
-        words = script if isinstance(script, (list, tuple)) else ()  # otherwise click's mark for a missing value
-        ctx.allow_interspersed_args = len(words) > 1 and not {"space", "resume"} & parsed.keys()
+        script_words = script if isinstance(script, (list, tuple)) else ()  # otherwise click's mark for a missing value
+        ctx.allow_interspersed_args = len(script_words) > 1 and not {"space", "resume"} & parsed.keys()
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             if not ctx.allow_interspersed_args:
                 raise
-            name, option = words[0], error.option_name
+            name, option = script_words[0], error.option_name
             raise click.UsageError(
                 f"there is no option {option}. If it is the script's: matex tune --search space.yaml {name} {option} "
                 f"..., or matex tune {name} --search space.yaml -- {option} ..."
@@ -122,30 +122,30 @@ def tune_command(
     Each trial is `matex run` in a folder of its own; with --slurm, in a job of its own. Ctrl-C ends the trials; `matex
     tune --resume FOLDER` goes on.
     """
-    given = {name: value for name, value in options.items() if value not in (None, ())}  # the options that are given
+    given_options = {name: value for name, value in options.items() if value not in (None, ())}
     job_names = {field.name for field in fields(Slurm)} - {"run"}
-    job = {name: given.pop(name) for name in list(given) if name in job_names}
+    job_options = {name: given_options.pop(name) for name in list(given_options) if name in job_names}
     try:
         if resume:
             if script or database or folder:
                 raise click.UsageError("--resume FOLDER goes on as it was begun, without a script")
-            unchangeable = {*given, *(["as_jobs"] if as_jobs else [])} - {"trials", "parallel", "limit"}
-            if unchangeable:
+            unchangeable_options = {*given_options, *(["as_jobs"] if as_jobs else [])} - {"trials", "parallel", "limit"}
+            if unchangeable_options:
                 parameters = click.get_current_context().command.params
-                option = min(each.opts[0] for each in parameters if each.name in unchangeable)
+                option = min(parameter.opts[0] for parameter in parameters if parameter.name in unchangeable_options)
                 raise click.UsageError(f"--resume goes on as it was begun, without {option}")
             if space:
                 _check_space(space)
-                given |= {"space": Path(space).read_text(encoding="utf-8"), "name": space}
-            return _run_and_report(Path(resume), {**given, "slurm": job})
+                given_options |= {"space": Path(space).read_text(encoding="utf-8"), "name": space}
+            return _run_and_report(Path(resume), {**given_options, "slurm": job_options})
         target = ["-m", *script] if is_module else list(script)
         _check_target(target, space)
-        if job and not as_jobs:
-            raise click.UsageError(f"--{min(job).replace('_', '-')} goes with --slurm")
+        if job_options and not as_jobs:
+            raise click.UsageError(f"--{min(job_options).replace('_', '-')} goes with --slurm")
         if as_jobs:
-            given |= _merge_job_options(given.pop("run", ()), given.get("ranks"), job)
+            given_options |= _merge_job_options(given_options.pop("run", ()), given_options.get("ranks"), job_options)
         try:
-            settings = Settings(**given, source=os.getcwd(), name=str(space))
+            settings = Settings(**given_options, source=os.getcwd(), name=str(space))
         except ValueError as error:
             raise click.UsageError(str(error)) from None
         search_folder = setup.create_search(
@@ -159,10 +159,10 @@ def tune_command(
         return FAILED
 
 
-def _merge_job_options(run: tuple[str, ...], ranks: int | None, job_options: dict[str, Any]) -> dict[str, Any]:
+def _merge_job_options(run_texts: tuple[str, ...], ranks: int | None, job_options: dict[str, Any]) -> dict[str, Any]:
     """The settings `slurm` and `ranks` of a search whose trials are jobs. Raises click.UsageError."""
     try:
-        options = merge_options(Slurm, {**job_options, **({"run": run} if run else {})}, ranks)
+        options = merge_options(Slurm, {**job_options, **({"run": run_texts} if run_texts else {})}, ranks)
     except (ValueError, TypeError) as error:
         raise click.UsageError(str(error)) from None
     return {"slurm": asdict(options), "ranks": options.ranks}
@@ -184,11 +184,11 @@ def _check_space(space: str) -> None:
         raise click.UsageError(f"there is no file {space} in {os.getcwd()}")
 
 
-def _run_and_report(folder: Path, changed: dict[str, Any]) -> int:
+def _run_and_report(folder: Path, changed_settings: dict[str, Any]) -> int:
     """Run the trials, and print the result. Returns the exit code."""
     resume_command = shlex.join(["matex", "tune", "--resume", str(folder)])
     try:
-        result = setup.run_search(folder, **changed)
+        result = setup.run_search(folder, **changed_settings)
     except SearchError as error:
         resume_hint = f"{resume_command}, with --search SPACE.yaml where that file was wrong"
         print(f"matex tune: {error}\nOnce that is mended: {resume_hint}", file=sys.stderr)

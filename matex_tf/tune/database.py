@@ -184,7 +184,7 @@ class Database:
         with self._translate_errors():
             statement = "select record from trials where search = ? order by number"
             rows = self._file.execute(statement, (search,)).fetchall()
-        return [_read_record(text) for (text,) in rows]
+        return [_read_record(record_text) for (record_text,) in rows]
 
     # The file
 
@@ -211,7 +211,7 @@ def _format_search(search: Search) -> str:
     return json.dumps({name: value for name, value in vars(search).items() if name != "id"})
 
 
-def _read_record(text: str) -> Record:
-    fields = json.loads(text)
+def _read_record(record_text: str) -> Record:
+    fields = json.loads(record_text)
     curve = tuple(Point(**point) for point in fields.pop("curve"))
     return Record(**{**fields, "rungs": tuple(fields["rungs"])}, curve=curve)

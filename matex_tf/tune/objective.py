@@ -55,8 +55,8 @@ class Objective:
     def choose_value(self, curve: Sequence[Point]) -> float:
         """The trial's result: the value of the curve that `take` selects. The curve is not empty; may be NaN."""
         if self.take == "best":
-            finite = [point.value for point in curve if math.isfinite(point.value)]
-            return min(finite, key=self.compute_cost, default=math.nan)
+            finite_values = [point.value for point in curve if math.isfinite(point.value)]
+            return min(finite_values, key=self.compute_cost, default=math.nan)
         return curve[-1].value
 
     def explain_missing(self, lines: Iterable[Mapping[str, Any]]) -> str:

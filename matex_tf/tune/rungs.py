@@ -20,10 +20,10 @@ REDUCTION = 3
 
 def read_rungs(text: str) -> tuple[int, ...]:
     """Parse rungs such as `1,3,9`. Raises ValueError."""
-    words = text.replace(" ", "").split(",")
-    if not all(word.isascii() and word.isdigit() for word in words):
+    items = text.replace(" ", "").split(",")
+    if not all(item.isascii() and item.isdigit() for item in items):
         raise ValueError(f"expected rungs to be epochs, such as 1,3,9; given {text!r}")
-    return check_rungs([int(word) for word in words])
+    return check_rungs([int(item) for item in items])
 
 
 def check_rungs(epochs: Sequence[int]) -> tuple[int, ...]:
@@ -42,9 +42,9 @@ def choose_promoted(trials: Iterable[Record], objective: Objective) -> Record | 
     records = list(trials)
     rung_count = max((len(record.rungs) for record in records), default=0)
     for rung in reversed(range(rung_count)):
-        reached = [record for record in records if len(record.rungs) > rung]
-        reached.sort(key=lambda record: (objective.compute_cost(record.rungs[rung]), record.number))
-        for record in reached[: len(reached) // REDUCTION]:
+        reached_records = [record for record in records if len(record.rungs) > rung]
+        reached_records.sort(key=lambda record: (objective.compute_cost(record.rungs[rung]), record.number))
+        for record in reached_records[: len(reached_records) // REDUCTION]:
             if record.state == PAUSED and len(record.rungs) == rung + 1:  # it has paused at this rung
                 return record
     return None

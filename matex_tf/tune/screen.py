@@ -94,10 +94,10 @@ class Screen:
         for name in self._headings:
             table.add_column(name, justify="left" if name == "state" else "right", no_wrap=True)
         max_records = max(height - _OTHER_LINES - len(self._running), 3)
-        shown = [record for number, record in self._ended.items() if number not in self._running][-max_records:]
-        if self._best is not None and self._best not in shown and self._best.number not in self._running:
-            shown = [self._best, *shown[1:]]  # in place of the trial that ended first
-        for record in shown:
+        shown_records = [record for number, record in self._ended.items() if number not in self._running][-max_records:]
+        if self._best is not None and self._best not in shown_records and self._best.number not in self._running:
+            shown_records = [self._best, *shown_records[1:]]  # in place of the trial that ended first
+        for record in shown_records:
             style = "bold green" if self._is_best(record) else "red" if record.state == FAILED else ""
             table.add_row(*self._format_cells(record), style=style)
         for number, trial in self._running.items():
@@ -121,10 +121,10 @@ class Screen:
         return [str(record.number), value, epochs, state, f"{record.seconds:.0f}", *values]
 
     def _format_running_cells(self, number: int, trial: Trial) -> list[str]:
-        logged = [line for line in trial.lines if line.get("epoch")]
-        values = [line["logs"][self._objective.name] for line in logged if self._objective.name in line["logs"]]
+        epoch_lines = [line for line in trial.lines if line.get("epoch")]
+        values = [line["logs"][self._objective.name] for line in epoch_lines if self._objective.name in line["logs"]]
         value = f"{values[-1]:.4g}" if values else "-"
-        epochs = str(logged[-1]["epoch"]) if logged else "-"
+        epochs = str(epoch_lines[-1]["epoch"]) if epoch_lines else "-"
         state = "waits" if trial.waits else "runs"
         parameters = self._space.format_values(self._started[number].config)
         return [str(number), value, epochs, state, f"{trial.seconds:.0f}", *parameters]
@@ -136,11 +136,11 @@ class Screen:
         return "  ".join(cell.ljust(width) if name == "state" else cell.rjust(width) for cell, width, name in columns)
 
     def _format_foot(self) -> str:
-        remaining = self._trial_count - len(self._ended)
+        remaining_trials = self._trial_count - len(self._ended)
         text = f"{len(self._ended)} of {self._trial_count} trials"
         if self._best is not None and self._best.value is not None:
             text += f", best {self._objective.name} {self._best.value:.4g} (trial {self._best.number})"
-        if self._ended and remaining > 0:
-            mean = sum(record.seconds for record in self._ended.values()) / len(self._ended)
-            text += f", left {format_seconds(mean * remaining / self._parallel)}"
+        if self._ended and remaining_trials > 0:
+            mean_seconds = sum(record.seconds for record in self._ended.values()) / len(self._ended)
+            text += f", left {format_seconds(mean_seconds * remaining_trials / self._parallel)}"
         return text

@@ -179,10 +179,10 @@ class SearchLoop:
         """
         if self._to_start:
             return self._to_start.pop(0)
-        if promoted := self._choose_promoted():
-            resumed = replace(promoted, state=RUNNING)
-            self._database.update_trial(self._search.id, resumed)
-            return resumed
+        if promoted_record := self._choose_promoted():
+            resumed_record = replace(promoted_record, state=RUNNING)
+            self._database.update_trial(self._search.id, resumed_record)
+            return resumed_record
         if len(self._records) >= self._trial_count:
             return None
         try:
@@ -196,38 +196,38 @@ class SearchLoop:
     def _choose_promoted(self) -> Record | None:
         """The paused trial to continue; at the end of the search the best one, if no trial is complete."""
         records, objective = self._records.values(), self._spec.objective
-        choice = rungs.choose_promoted(records, objective)
+        chosen_record = rungs.choose_promoted(records, objective)
         is_end = not self._running and not self._to_start and len(records) >= self._trial_count
-        if choice is None and is_end and all(record.state != DONE for record in records):
-            choice = rungs.choose_best_paused(records, objective)
-        return choice
+        if chosen_record is None and is_end and all(record.state != DONE for record in records):
+            chosen_record = rungs.choose_best_paused(records, objective)
+        return chosen_record
 
     # Ends
 
     def _poll_trials(self) -> None:
         """Read what running trials have logged, and record those that have ended."""
-        for number, running in list(self._running.items()):
-            running.trial.read_new_lines()
-            outcome = running.trial.poll()
+        for number, running_trial in list(self._running.items()):
+            running_trial.trial.read_new_lines()
+            outcome = running_trial.trial.poll()
             if not self._knows_task:
-                self._note_task(running.trial)
+                self._note_task(running_trial.trial)
             if outcome is not None:
                 del self._running[number]
                 # More resumed jobs than slots may run. Then the end of one of them frees no slot.
                 if len(self._running) + len(self._free_slots) < len(self._slots):
-                    self._free_slots.append(running.slot)
+                    self._free_slots.append(running_trial.slot)
                 self._no_start_before = 0.0
                 if outcome.state == STOPPED:  # from outside, not by the search: the trial continues from its state
-                    seconds = running.record.seconds + outcome.seconds
-                    self._to_start.append(replace(running.record, seconds=seconds))
+                    seconds = running_trial.record.seconds + outcome.seconds
+                    self._to_start.append(replace(running_trial.record, seconds=seconds))
                     continue
-                self._end_trial(running, outcome)
+                self._end_trial(running_trial, outcome)
                 self._check_equal_failures()
-        self._screen.show_running({number: running.trial for number, running in self._running.items()})
+        self._screen.show_running({number: running_trial.trial for number, running_trial in self._running.items()})
 
-    def _end_trial(self, running: RunningTrial, outcome: Outcome) -> None:
+    def _end_trial(self, running_trial: RunningTrial, outcome: Outcome) -> None:
         """Record the outcome of a trial that has ended by itself, or pauses at a rung."""
-        record = self._starter.end_trial(running, outcome)
+        record = self._starter.end_trial(running_trial, outcome)
         if record.state == PAUSED and record.value is None:  # the starter has removed the rungs: continue at once
             forget_job(self._get_folder(record))
             self._to_start.append(replace(record, state=RUNNING))
@@ -251,9 +251,9 @@ class SearchLoop:
         costs = [self._compute_cost(record) for record in self._records.values() if record.value is not None]
         if not costs:
             return
-        for unreported in self._unreported:
-            cost = max(costs) if unreported.value is None else self._compute_cost(unreported)
-            self._proposals.tell(unreported.config, cost)
+        for unreported_record in self._unreported:
+            cost = max(costs) if unreported_record.value is None else self._compute_cost(unreported_record)
+            self._proposals.tell(unreported_record.config, cost)
         self._unreported = []
 
     def _compute_cost(self, record: Record) -> float:
@@ -272,18 +272,18 @@ class SearchLoop:
 
     def _end_running_trials(self) -> None:
         """End the running trials. They are started again when the search continues."""
-        for running in self._running.values():
-            running.trial.stop_trial("")
+        for running_trial in self._running.values():
+            running_trial.trial.stop_trial("")
         while self._running:
             time.sleep(self._poll_interval)
-            for number, running in list(self._running.items()):
-                outcome = running.trial.poll()
+            for number, running_trial in list(self._running.items()):
+                outcome = running_trial.trial.poll()
                 if outcome is not None:
                     del self._running[number]
                     # A trial whose outcome cannot be recorded is started again with the others.
                     with contextlib.suppress(DatabaseError, OSError):
                         if outcome.state != STOPPED:  # it had ended by itself
-                            self._end_trial(running, outcome)
+                            self._end_trial(running_trial, outcome)
 
     def _note_task(self, trial: Trial) -> None:
         """Record the task if the trial has logged it."""
@@ -305,11 +305,13 @@ class SearchLoop:
         for search_id in other_tasks:
             trials = rungs.sort_trials(self._database.list_trials(search_id), self._spec.objective)
             best_configs[search_id] = [record.config for record in trials]
-        starts = warm_start.choose_starts(task, other_tasks, best_configs, self._spec.space)
-        if self._proposals.put_first(starts.values()):
-            names = [search.folder for search_id in starts if (search := self._database.find_search(search_id))]
+        start_configs = warm_start.choose_starts(task, other_tasks, best_configs, self._spec.space)
+        if self._proposals.put_first(start_configs.values()):
+            folders = [
+                search.folder for search_id in start_configs if (search := self._database.find_search(search_id))
+            ]
             self._screen.print_line(
-                f"goes on with the best of {', '.join(names)}, whose tasks are alike (--no-warm-start)"
+                f"goes on with the best of {', '.join(folders)}, whose tasks are alike (--no-warm-start)"
             )
 
 

@@ -86,20 +86,22 @@ def create_search(target: Sequence[str], space: str, settings: Settings, databas
     settings.make_slots()
     if settings.slurm is not None:
         check_commands()
-    path = Path(database) if database else find_default_path()
-    is_new = not folder or not Path(folder).exists()
+    database_path = Path(database) if database else find_default_path()
+    is_new_folder = not folder or not Path(folder).exists()
     search_folder = _make_folder(target, folder)
     try:
-        database_file = Database(path)
-        search_row = database_file.add_search(
+        database_file = Database(database_path)
+        search = database_file.add_search(
             str(search_folder.absolute()), target, space, asdict(settings), describe_objective(spec.objective)
         )
         database_file.close()
     except DatabaseError:
-        if is_new:
+        if is_new_folder:
             search_folder.rmdir()
         raise
-    (search_folder / NOTE).write_text(json.dumps({"database": str(path.absolute()), "search": search_row.id}) + "\n")
+    (search_folder / NOTE).write_text(
+        json.dumps({"database": str(database_path.absolute()), "search": search.id}) + "\n"
+    )
     return search_folder
 
 
@@ -138,18 +140,18 @@ def open_search(folder: Path) -> tuple[Database, Search]:
 def restore_settings(search: Search, **changed: Any) -> Settings:
     """The recorded settings of the search with the changes `changed`. Raises NoSearchError: a change is impossible."""
     # The settings were stored as JSON, which has lists in place of tuples.
-    merged = {**search.settings, "run": tuple(search.settings["run"]), "rungs": tuple(search.settings["rungs"])}
+    fields = {**search.settings, "run": tuple(search.settings["run"]), "rungs": tuple(search.settings["rungs"])}
     if "name" in changed:  # recorded as seen from the user's folder
-        changed["name"] = os.path.relpath(changed["name"], merged["source"])
+        changed["name"] = os.path.relpath(changed["name"], fields["source"])
     if job_options := changed.pop("slurm", None):
-        if merged["slurm"] is None:
+        if fields["slurm"] is None:
             raise NoSearchError(f"its trials run here, and have no --{min(job_options).replace('_', '-')}")
-        merged["slurm"] = {**merged["slurm"], **job_options}
+        fields["slurm"] = {**fields["slurm"], **job_options}
         try:
-            Slurm(**merged["slurm"])  # checks the options
+            Slurm(**fields["slurm"])  # checks the options
         except (ValueError, TypeError) as error:
             raise NoSearchError(str(error)) from None
-    return Settings(**{**merged, **changed})
+    return Settings(**{**fields, **changed})
 
 
 def change_space(database: Database, search: Search, settings: Settings, space: str) -> tuple[Search, list[str]]:
@@ -176,11 +178,11 @@ def change_space(database: Database, search: Search, settings: Settings, space: 
         return search, []
     for trial in trials:
         if other_changes and trial.state == RUNNING and not spec.space.allows(trial.config):
-            failed = replace(trial, state=FAILED, kind="changed", why="what is searched has changed")
-            database.update_trial(search.id, failed)
-    changed = replace(search, space=space, objective=describe_objective(spec.objective))
-    database.update_search(changed)
-    return changed, range_changes + other_changes
+            failed_trial = replace(trial, state=FAILED, kind="changed", why="what is searched has changed")
+            database.update_trial(search.id, failed_trial)
+    changed_search = replace(search, space=space, objective=describe_objective(spec.objective))
+    database.update_search(changed_search)
+    return changed_search, range_changes + other_changes
 
 
 def run_search(folder: Path, space: str = "", **changed: Any) -> SearchResult:
@@ -235,21 +237,23 @@ def run_search(folder: Path, space: str = "", **changed: Any) -> SearchResult:
 
 def _make_backend(search: Search, settings: Settings, say: Callable[..., None]) -> Jobs | Processes:
     """The object that starts the trials: as Slurm jobs, or as processes of this machine. Raises JobError."""
-    matex = find_own_command()
+    matex_command = find_own_command()
     if settings.slurm is None:
-        return Processes(shlex.split(matex), settings.ranks, settings.options)
-    job = Slurm(**{**settings.slurm, "matex": settings.slurm["matex"] or matex})
+        return Processes(shlex.split(matex_command), settings.ranks, settings.options)
+    job = Slurm(**{**settings.slurm, "matex": settings.slurm["matex"] or matex_command})
     return Jobs(fill_name_and_command(job, search.target), Path(settings.source), settings.parallel, say)
 
 
 def _find_changed_file(search: Search, settings: Settings) -> str:
     """The name of the space file if it has changed since the search began; else ""."""
     try:
-        text = Path(settings.source, settings.name).read_text(encoding="utf-8")
-        recorded, current = (space_file.read_space(space_text, settings.name) for space_text in (search.space, text))
+        current_text = Path(settings.source, settings.name).read_text(encoding="utf-8")
+        recorded_spec, current_spec = (
+            space_file.read_space(space_text, settings.name) for space_text in (search.space, current_text)
+        )
     except (OSError, ValueError):
         return ""  # it was removed, or is no space file any more
-    return settings.name if recorded != current else ""
+    return settings.name if recorded_spec != current_spec else ""
 
 
 def format_trial_command(
@@ -261,9 +265,9 @@ def format_trial_command(
         job = Slurm(**settings.slurm)
         # If no job option precedes the script, `matex submit` takes job options from the words after it, which belong
         # to the script here. So at least one option precedes it.
-        command = ["submit", "--slurm", *(format_options(job) or [f"--nodes={job.nodes}"])]
+        subcommand = ["submit", "--slurm", *(format_options(job) or [f"--nodes={job.nodes}"])]
     else:
-        command = ["run", "-n", str(settings.ranks), *settings.options]
-    words = ["matex", *command, *search.target, *place.list_options(spec.space, record.config)]
+        subcommand = ["run", "-n", str(settings.ranks), *settings.options]
+    command = ["matex", *subcommand, *search.target, *place.list_options(spec.space, record.config)]
     files = tuple(str(get_trial_folder(folder, record.number) / PLACE / name) for name in spec.files)
-    return " ".join([*variables, shlex.join(words)]), files
+    return " ".join([*variables, shlex.join(command)]), files

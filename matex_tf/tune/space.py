@@ -123,7 +123,7 @@ class Space:
 
     def is_active(self, parameter: Parameter, config: Config) -> bool:
         """Whether `parameter` is active, given the values in `config` of the parameters before it."""
-        return all(config.get(name) in allowed for name, allowed in parameter.when)
+        return all(config.get(name) in allowed_values for name, allowed_values in parameter.when)
 
     def sample_config(self, draw: random.Random) -> Config:
         """A configuration with each parameter drawn uniformly."""
@@ -137,33 +137,33 @@ class Space:
 
     def allows(self, config: Config) -> bool:
         """Whether `config` has a valid value for each active parameter, and no others."""
-        valid: Config = {}
+        valid_config: Config = {}
         for parameter in self.parameters:
-            if self.is_active(parameter, valid):
+            if self.is_active(parameter, valid_config):
                 if not parameter.allows(config.get(parameter.name)):
                     return False
-                valid[parameter.name] = config[parameter.name]
-        return valid.keys() == config.keys()
+                valid_config[parameter.name] = config[parameter.name]
+        return valid_config.keys() == config.keys()
 
     @cached_property
     def all(self) -> list[Config] | None:
         """Every configuration; None if there are too many to list."""
         if any(parameter.values is None for parameter in self.parameters):
             return None
-        listed = list(itertools.islice(self._list_configs(self.parameters, {}), _MOST_LISTED + 1))
-        return listed if len(listed) <= _MOST_LISTED else None
+        configs = list(itertools.islice(self._list_configs(self.parameters, {}), _MOST_LISTED + 1))
+        return configs if len(configs) <= _MOST_LISTED else None
 
     def _list_configs(self, parameters: tuple[Parameter, ...], config: Config) -> Iterator[Config]:
         """All configurations that extend `config`, which has values of the earlier parameters, by `parameters`."""
         if not parameters:
             yield config
             return
-        first, *others = parameters
-        if self.is_active(first, config):
-            for value in first.values or ():
-                yield from self._list_configs(tuple(others), {**config, first.name: value})
+        first_parameter, *other_parameters = parameters
+        if self.is_active(first_parameter, config):
+            for value in first_parameter.values or ():
+                yield from self._list_configs(tuple(other_parameters), {**config, first_parameter.name: value})
         else:
-            yield from self._list_configs(tuple(others), config)
+            yield from self._list_configs(tuple(other_parameters), config)
 
 
 def make_key(config: Config) -> str:

@@ -61,12 +61,12 @@ def read_space(text: str, name: str) -> Specification:
         SpaceError: with the line, and the expected and given text.
     """
     try:
-        top = yaml.compose(text, yaml.SafeLoader)
+        top_node = yaml.compose(text, yaml.SafeLoader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        where = f"{name}, line {mark.line + 1}" if mark else name
-        raise SpaceError(f"{where}: {getattr(error, 'problem', None) or error}. It is read as YAML") from None
-    return _Reader(name).read_specification(top, text)
+        position = f"{name}, line {mark.line + 1}" if mark else name
+        raise SpaceError(f"{position}: {getattr(error, 'problem', None) or error}. It is read as YAML") from None
+    return _Reader(name).read_specification(top_node, text)
 
 
 class _Reader:
@@ -75,27 +75,29 @@ class _Reader:
     def __init__(self, name: str):
         self.name = name
 
-    def read_specification(self, top: yaml.Node | None, text: str) -> Specification:
-        """Read the whole file, of which `text` is the text; `top` is None for an empty file."""
-        if top is None:
+    def read_specification(self, top_node: yaml.Node | None, text: str) -> Specification:
+        """Read the whole file, of which `text` is the text; `top_node` is None for an empty file."""
+        if top_node is None:
             raise SpaceError(f"{self.name}: it is empty. It begins with `search:`, and a line for each parameter")
-        parts = dict(self._list_members(top, "the file", _TOP))
-        if "search" not in parts:
-            what = "there is no `search:`, with a line for each parameter, such as --lr: {log: [1e-5, 0.1]}"
-            self._refuse_node(top, what)
-        nodes = dict(self._list_members(parts["search"], "search"))
-        if not nodes:
-            self._refuse_node(parts["search"], "search: there is no parameter")
-        parameters = {name: self._read_parameter(name, node) for name, node in nodes.items()}
+        part_nodes = dict(self._list_members(top_node, "the file", _TOP))
+        if "search" not in part_nodes:
+            problem = "there is no `search:`, with a line for each parameter, such as --lr: {log: [1e-5, 0.1]}"
+            self._refuse_node(top_node, problem)
+        parameter_nodes = dict(self._list_members(part_nodes["search"], "search"))
+        if not parameter_nodes:
+            self._refuse_node(part_nodes["search"], "search: there is no parameter")
+        parameters = {name: self._read_parameter(name, node) for name, node in parameter_nodes.items()}
         for parameter in parameters.values():
-            self._check_condition(parameter, nodes[parameter.name], parameters)
-        files = self._read_one_or_more("files", parts["files"]) if "files" in parts else ()
+            self._check_condition(parameter, parameter_nodes[parameter.name], parameters)
+        files = self._read_one_or_more("files", part_nodes["files"]) if "files" in part_nodes else ()
         self._check_placeholders(parameters, files)
-        objective = self._read_objective(parts["objective"]) if "objective" in parts else Objective()
-        texts = {name: _cut_text(text, node) for name, node in nodes.items()}
-        part_texts = {name: _cut_text(text, node) for name, node in parts.items()}
+        objective = self._read_objective(part_nodes["objective"]) if "objective" in part_nodes else Objective()
+        texts = {name: _cut_text(text, node) for name, node in parameter_nodes.items()}
+        part_texts = {name: _cut_text(text, node) for name, node in part_nodes.items()}
         part_texts.setdefault("objective", "{minimize: val_loss}")
-        return Specification(Space(self._sort_parameters(parameters, nodes)), objective, files, texts, part_texts)
+        return Specification(
+            Space(self._sort_parameters(parameters, parameter_nodes)), objective, files, texts, part_texts
+        )
 
     # Parameters
 
@@ -116,8 +118,8 @@ class _Reader:
             choices = self._read_texts(name, node)
             if len(choices) == 2 and all(map(_is_number, choices)):
                 numbers = ", ".join(choices)
-                ways = f"{{float: [{numbers}]}}, {{int: [{numbers}]}} or {{choice: [{numbers}]}}"
-                self._refuse_node(node, f"{name}: [{numbers}] may be a range or two choices: write {ways}")
+                alternatives = f"{{float: [{numbers}]}}, {{int: [{numbers}]}} or {{choice: [{numbers}]}}"
+                self._refuse_node(node, f"{name}: [{numbers}] may be a range or two choices: write {alternatives}")
         else:
             members = dict(self._list_members(node, name, (*_KINDS, _WHEN, _ELSE)))
         kinds = [kind for kind in members if kind in _KINDS]
@@ -128,14 +130,14 @@ class _Reader:
         otherwise = self._read_text(f"{name}: {_ELSE}", members[_ELSE]) if _ELSE in members else None
         needs_otherwise = bool(when) and _is_placeholder(name)
         if otherwise is not None and not needs_otherwise:
-            applies = f"`{_ELSE}` applies to placeholders with `{_WHEN}`; flags and variables are left out"
-            self._refuse_node(members[_ELSE], f"{name}: {applies}")
+            explanation = f"`{_ELSE}` applies to placeholders with `{_WHEN}`; flags and variables are left out"
+            self._refuse_node(members[_ELSE], f"{name}: {explanation}")
         if needs_otherwise and otherwise is None:
             self._refuse_node(node, f"{name}: its text where `{_WHEN}` does not hold is missing: add `{_ELSE}: TEXT`")
         if kind == _FLAG:
             if not name.startswith("-"):
-                flag = f"--{name.lstrip('$')}"
-                self._refuse_node(node, f"{name}: only an option of the command line, as {flag}, may be a flag")
+                flag_name = f"--{name.lstrip('$')}"
+                self._refuse_node(node, f"{name}: only an option of the command line, as {flag_name}, may be a flag")
             return Choice(name, (OFF, ON), True, when, otherwise)
         if kind == _CHOICE:
             return Choice(name, self._read_texts(name, members[kind]), False, when, otherwise)
@@ -143,45 +145,49 @@ class _Reader:
         return Number(name, low, high, *_RANGES[kind], when, otherwise)
 
     def _read_range(self, name: str, kind: str, node: yaml.Node) -> tuple[float, float]:
-        log, whole = _RANGES[kind]
+        is_logarithmic, is_whole = _RANGES[kind]
         if not isinstance(node, yaml.SequenceNode) or len(node.value) != 2:
             self._refuse_node(node, f"{name}: expected {kind}: [LEAST, MOST]")
-        low, high = (self._read_number(name, item, whole) for item in node.value)
+        low, high = (self._read_number(name, item, is_whole) for item in node.value)
         if not low < high:
             self._refuse_node(node, f"{name}: expected the least first, then the most; given {low:g} and {high:g}")
-        if log and low <= 0:
+        if is_logarithmic and low <= 0:
             self._refuse_node(node, f"{name}: {kind} needs numbers above 0; given {low:g}")
         return low, high
 
-    def _read_number(self, name: str, node: yaml.Node, whole: bool) -> float:
+    def _read_number(self, name: str, node: yaml.Node, is_whole: bool) -> float:
         text = self._read_text(name, node)
         # YAML parses 1e-5, without a dot, as text.
         if not _is_number(text) or not math.isfinite(float(text)):
             self._refuse_node(node, f"{name}: expected a number; given {text!r}")
-        if whole and not float(text).is_integer():
+        if is_whole and not float(text).is_integer():
             self._refuse_node(node, f"{name}: expected a whole number; given {text}")
         return float(text)
 
     # Conditions
 
     def _read_condition(self, name: str, node: yaml.Node) -> Condition:
-        where = f"{name}: {_WHEN}"
-        members = self._list_members(node, where)
-        return tuple((other_name, self._read_one_or_more(where, values)) for other_name, values in members)
+        subject = f"{name}: {_WHEN}"
+        members = self._list_members(node, subject)
+        return tuple((other_name, self._read_one_or_more(subject, values)) for other_name, values in members)
 
     def _check_condition(self, parameter: Parameter, node: yaml.Node, parameters: Mapping[str, Parameter]) -> None:
         """Check that each condition of the parameter names another one with choices, and some of these choices."""
-        where = f"{parameter.name}: {_WHEN}"
-        others = {name: other for name, other in parameters.items() if other != parameter}
+        subject = f"{parameter.name}: {_WHEN}"
+        other_parameters = {
+            name: other_parameter for name, other_parameter in parameters.items() if other_parameter != parameter
+        }
         for name, values in parameter.when:
-            if name not in others:
-                self._refuse_node(node, f"{where}: {describe_unknown('parameter', name, others)}")
-            other = others[name]
-            if not isinstance(other, Choice):
-                self._refuse_node(node, f"{where}: {name} is a range; a condition is on choices or a flag")
+            if name not in other_parameters:
+                self._refuse_node(node, f"{subject}: {describe_unknown('parameter', name, other_parameters)}")
+            other_parameter = other_parameters[name]
+            if not isinstance(other_parameter, Choice):
+                self._refuse_node(node, f"{subject}: {name} is a range; a condition is on choices or a flag")
             for value in values:
-                if value not in other.choices:
-                    self._refuse_node(node, f"{where}: {name}: {describe_unknown('choice', value, other.choices)}")
+                if value not in other_parameter.choices:
+                    self._refuse_node(
+                        node, f"{subject}: {name}: {describe_unknown('choice', value, other_parameter.choices)}"
+                    )
 
     def _sort_parameters(
         self, parameters: Mapping[str, Parameter], nodes: Mapping[str, yaml.Node]
@@ -202,10 +208,10 @@ class _Reader:
         """Check that there are placeholders and files for them, or neither."""
         placeholders = [name for name in names if _is_placeholder(name)]
         if placeholders and not files:
-            first = placeholders[0]
+            placeholder = placeholders[0]
             raise SpaceError(
-                f"{self.name}: {first} is a placeholder, {{{{{first}}}}}, but no file that contains it is named: add "
-                f"files: [config.yaml]. A flag is written --{first}, a variable ${first}"
+                f"{self.name}: {placeholder} is a placeholder, {{{{{placeholder}}}}}, but no file that contains it is "
+                f"named: add files: [config.yaml]. A flag is written --{placeholder}, a variable ${placeholder}"
             )
         if files and not placeholders:
             raise SpaceError(f"{self.name}: files are named, but no searched parameter is a placeholder in them")
@@ -216,36 +222,38 @@ class _Reader:
         if "minimize" in texts and "maximize" in texts:
             self._refuse_node(node, "objective: minimize or maximize, not both")
         if texts.get("take", "last") not in _TAKE_VALUES:
-            what = describe_unknown("word for take", texts["take"], _TAKE_VALUES)
-            self._refuse_node(members["take"], f"objective: {what}")
+            problem = describe_unknown("word for take", texts["take"], _TAKE_VALUES)
+            self._refuse_node(members["take"], f"objective: {problem}")
         if "regex" in texts:
             try:
                 groups = re.compile(texts["regex"]).groups
             except re.error as error:
                 self._refuse_node(members["regex"], f"objective: regex {texts['regex']!r}: {error}")
             if groups > 1:
-                what = "regex has several groups (); only one may hold the number. Use (?:) for others"
-                self._refuse_node(members["regex"], f"objective: {what}")
+                problem = "regex has several groups (); only one may hold the number. Use (?:) for others"
+                self._refuse_node(members["regex"], f"objective: {problem}")
         elif not {"minimize", "maximize"} & texts.keys():
-            what = "expected minimize, maximize or regex, as objective: {minimize: val_loss}"
-            self._refuse_node(node, f"objective: {what}")
+            problem = "expected minimize, maximize or regex, as objective: {minimize: val_loss}"
+            self._refuse_node(node, f"objective: {problem}")
         name = texts.get("maximize") or texts.get("minimize") or "value"
         return Objective(name, "maximize" in texts, texts.get("regex", ""), texts.get("take", "last"))
 
     # Nodes
 
-    def _list_members(self, node: yaml.Node, what: str, known: Iterable[str] = ()) -> Iterator[tuple[str, yaml.Node]]:
-        """The members of a mapping. Raises SpaceError for duplicates and, if `known` is not empty, for other names."""
+    def _list_members(
+        self, node: yaml.Node, subject: str, known_names: Iterable[str] = ()
+    ) -> Iterator[tuple[str, yaml.Node]]:
+        """The members of a mapping. Raises SpaceError for duplicates and, if there are `known_names`, for others."""
         if not isinstance(node, yaml.MappingNode):
-            self._refuse_node(node, f"{what}: expected `name: value` lines")
-        seen = set()
+            self._refuse_node(node, f"{subject}: expected `name: value` lines")
+        seen_names = set()
         for key, value in node.value:
-            name = self._read_text(what, key)
-            if name in seen:
-                self._refuse_node(key, f"{what}: {name} is given twice")
-            if known and name not in known:
-                self._refuse_node(key, f"{what}: {describe_unknown('word', name, known)}")
-            seen.add(name)
+            name = self._read_text(subject, key)
+            if name in seen_names:
+                self._refuse_node(key, f"{subject}: {name} is given twice")
+            if known_names and name not in known_names:
+                self._refuse_node(key, f"{subject}: {describe_unknown('word', name, known_names)}")
+            seen_names.add(name)
             yield name, value
 
     def _read_one_or_more(self, name: str, node: yaml.Node) -> tuple[str, ...]:
@@ -267,8 +275,8 @@ class _Reader:
             self._refuse_node(node, f"{name}: expected a single value")
         return str(node.value)
 
-    def _refuse_node(self, node: yaml.Node, what: str) -> NoReturn:
-        raise SpaceError(f"{self.name}, line {node.start_mark.line + 1}: {what}")
+    def _refuse_node(self, node: yaml.Node, problem: str) -> NoReturn:
+        raise SpaceError(f"{self.name}, line {node.start_mark.line + 1}: {problem}")
 
 
 def _cut_text(text: str, node: yaml.Node) -> str:

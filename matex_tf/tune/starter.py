@@ -85,8 +85,8 @@ class Starter:
                 place.fill_placeholders(folder / PLACE, self._spec, record.config)
         if mirror.folders:
             names = ", ".join(map(str, mirror.folders[:3]))
-            text = f"trials share {names}, which is too large for a copy each. Their files there may conflict"
-            self._say(text, "shared")
+            message = f"trials share {names}, which is too large for a copy each. Their files there may conflict"
+            self._say(message, "shared")
         if not trial:
             target = make_mirror_command(self._search.target, self._source, folder / PLACE)
             command = [*target, *place.list_options(self._spec.space, record.config)]
@@ -94,14 +94,14 @@ class Starter:
             trial = self._backend.start_trial(folder, command, variables, rules, slot)
         return RunningTrial(record, trial, slot, mirror)
 
-    def end_trial(self, running: RunningTrial, outcome: Outcome) -> Record:
+    def end_trial(self, running_trial: RunningTrial, outcome: Outcome) -> Record:
         """Make the record of a trial that has ended or reached a rung, and clean its folder.
 
         If a trial has paused without a value, the rungs are removed, so that further trials do not pause.
         """
-        trial, number = running.trial, running.record.number
-        place.clean_folder(trial.folder / PLACE, running.mirror)
-        if changed_originals := running.mirror.list_changed_originals():
+        trial, number = running_trial.trial, running_trial.record.number
+        place.clean_folder(trial.folder / PLACE, running_trial.mirror)
+        if changed_originals := running_trial.mirror.list_changed_originals():
             self._say(
                 f"{changed_originals[0]} has changed while trial {number} ran. It is too large for a copy each, so "
                 "trials that write it disturb each other"
@@ -118,7 +118,7 @@ class Starter:
             self._rungs = (0,)  # a rung of 0 epochs: further trials save their state, but do not pause
             reason = f"after {trial.rules.pause} epochs there is nothing to judge them by"
             self._say(f"trials run to their ends, as {reason}. {outcome.why}", "no rungs")
-        record = running.record
+        record = running_trial.record
         has_reached_rung = outcome.state == PAUSED and outcome.value is not None
         rungs = (*record.rungs, outcome.value) if has_reached_rung else record.rungs
         return replace(record, **{**vars(outcome), "seconds": record.seconds + outcome.seconds, "rungs": rungs})

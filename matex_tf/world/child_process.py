@@ -54,14 +54,16 @@ def handle_signals(numbers: Iterable[int], handler: Callable[[int, FrameType | N
     Ignored signals, as by nohup, and handlers outside Python remain.
     """
     handlers = {number: signal.getsignal(number) for number in numbers}  # None: a handler outside Python
-    handlers_before = {number: before for number, before in handlers.items() if before not in (signal.SIG_IGN, None)}
+    old_handlers = {
+        number: old_handler for number, old_handler in handlers.items() if old_handler not in (signal.SIG_IGN, None)
+    }
     try:
-        for number in handlers_before:
+        for number in old_handlers:
             signal.signal(number, handler)
         yield
     finally:
-        for number, before in handlers_before.items():
-            signal.signal(number, before)
+        for number, old_handler in old_handlers.items():
+            signal.signal(number, old_handler)
 
 
 def exit_for_signal(number: int, _frame: FrameType | None) -> NoReturn:

@@ -34,25 +34,25 @@ def watch_main_module() -> None:
     thread counts (`note_exit`).
     """
     # Find the frame of the main module. There is none in an interactive session, for example.
-    main = sys.modules["__main__"].__dict__
+    main_globals = sys.modules["__main__"].__dict__
     frame: FrameType | None = sys._getframe()
-    while frame is not None and not (frame.f_globals is main and frame.f_locals is main):
+    while frame is not None and not (frame.f_globals is main_globals and frame.f_locals is main_globals):
         frame = frame.f_back
     if frame is None or sys.version_info < (3, 12):
         return
-    code, monitoring = frame.f_code, sys.monitoring
+    main_code, monitoring = frame.f_code, sys.monitoring
     # 3 and 4 are free for any tool; the other numbers are reserved for debuggers and the like.
-    tool = next((number for number in (3, 4) if monitoring.get_tool(number) is None), None)
-    if tool is None:
+    tool_id = next((number for number in (3, 4) if monitoring.get_tool(number) is None), None)
+    if tool_id is None:
         return
 
-    def notice_end(unwound: CodeType, offset: int, error: BaseException) -> None:
-        if unwound is code and isinstance(error, SystemExit):
+    def notice_end(unwound_code: CodeType, offset: int, error: BaseException) -> None:
+        if unwound_code is main_code and isinstance(error, SystemExit):
             remember_exit_code(error.code)
 
-    monitoring.use_tool_id(tool, "matex_tf")
-    monitoring.register_callback(tool, monitoring.events.PY_UNWIND, notice_end)
-    monitoring.set_events(tool, monitoring.events.PY_UNWIND)
+    monitoring.use_tool_id(tool_id, "matex_tf")
+    monitoring.register_callback(tool_id, monitoring.events.PY_UNWIND, notice_end)
+    monitoring.set_events(tool_id, monitoring.events.PY_UNWIND)
     mark_watched()
 
 
@@ -75,11 +75,11 @@ def remember_exit_code(code: Any) -> None:
     exit_text = "" if code is None or isinstance(code, int) else _describe_object(code)
 
 
-def _describe_object(code: object) -> str:
+def _describe_object(argument: object) -> str:
     try:
-        return str(code)
+        return str(argument)
     except Exception as error:  # at its exit, Python also ignores an error of str()
-        return f"an object of {type(code)}, whose str() raises {type(error).__name__}"
+        return f"an object of {type(argument)}, whose str() raises {type(error).__name__}"
 
 
 def compute_exit_code(code: Any) -> int:

@@ -71,7 +71,9 @@ class _ReportingEnvironment(os._Environ[Any]):
 def explain_missing(name: str) -> str:
     """Why a rank lacks the launcher's variable `name`, and which function to call instead."""
     function = FUNCTIONS.get(name)
-    alternatives = ", ".join(f"matex_tf.{each}()" for each in ([function] if function else _REPLACEMENTS))
+    alternatives = ", ".join(
+        f"matex_tf.{function_name}()" for function_name in ([function] if function else _REPLACEMENTS)
+    )
     return (
         f"{name} is removed from a rank's os.environ, so that its child processes do not join the job. "
         f"Use {alternatives} instead"

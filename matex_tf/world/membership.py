@@ -35,11 +35,11 @@ def list_origins() -> list[int]:
     return list(_origins or range(world.get_world().size))
 
 
-def make_loss_error(why: str) -> errors.LostRankError:
+def make_loss_error(reason: str) -> errors.LostRankError:
     """The error that ends the run after a loss."""
     return errors.LostRankError(
         "another rank has ended or its host cannot be reached, and the ranks that are left cannot go on by "
-        f"themselves: {why}"
+        f"themselves: {reason}"
     )
 
 
@@ -66,10 +66,10 @@ def set_retry(attempt: Callable[[str, Callable[[], Any], Callable[[], None] | No
     _retry = attempt
 
 
-def attempt_collectives(what: str, work: Callable[[], Any], undo: Callable[[], None] | None = None) -> Any:
+def attempt_collectives(description: str, work: Callable[[], Any], undo: Callable[[], None] | None = None) -> Any:
     """Call `work`, which consists of collectives; returns its result.
 
-    An elastic run repeats it after a loss. `undo`, if given, then restores the state before `work`. `what` describes
-    the work in messages.
+    An elastic run repeats it after a loss. `undo`, if given, then restores the state before `work`. `description` is of
+    the work, for messages.
     """
-    return work() if _retry is None else _retry(what, work, undo)
+    return work() if _retry is None else _retry(description, work, undo)

@@ -11,8 +11,8 @@ def describe(output: str) -> str:
 
     `output`: the error text of `from mpi4py import MPI`, or the complete output of a Python process that failed there.
     """
-    errors = [match.start(1) for match in re.finditer(r"(?m)^\w*(?:Error|Exception): (.*)", output)]
-    lines = output[errors[-1] if errors else 0 :].split("\n")
+    error_starts = [match.start(1) for match in re.finditer(r"(?m)^\w*(?:Error|Exception): (.*)", output)]
+    lines = output[error_starts[-1] if error_starts else 0 :].split("\n")
     cause = ": ".join(line.strip() for line in lines if line.strip()) or "no reason given"
     if "No module named 'mpi4py'" in cause:
         return (

@@ -1,6 +1,7 @@
 """Starts, finalizes and aborts MPI through ctypes, which releases Python's global lock.
 
-mpi4py's own calls hold the lock. Here a thread can limit the time meanwhile (`time_limit`).
+mpi4py's own calls hold the lock, so no other Python thread would run. Through ctypes, the thread of `time_limit` can
+report a call that takes too long, and end the process.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ def start_mpi() -> Any:
     from mpi4py import MPI
 
     if not MPI.Is_initialized():
-        # The script may have set the level. `world` checks the level that MPI provides.
+        # The script may have set the level of threads in mpi4py.rc. `world` checks the level that MPI provides.
         level = "single" if mpi4py.rc.threads in (False, "no") else mpi4py.rc.thread_level
         thread_level = ctypes.c_int(getattr(MPI, f"THREAD_{level.upper()}"))
         if error := _load_library(MPI).MPI_Init_thread(None, None, thread_level, ctypes.byref(ctypes.c_int())):
@@ -41,8 +42,8 @@ def end_mpi() -> None:
 def abort_job(code: int) -> None:
     """Abort all ranks through MPI with the exit code `code`.
 
-    With Open MPI this calls the internal function of `MPI_Abort`, which does not print a message: mpirun prints the
-    same, and the message of `MPI_Abort` has a NUL byte.
+    MPI_Abort of Open MPI prints a message with a NUL byte, and mpirun prints the same text again. So this calls the
+    internal function by which MPI_Abort ends the job, and which prints nothing.
     """
     from mpi4py import MPI
 

@@ -35,37 +35,39 @@ ALLOCATIONS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "COBALT_JOBID")  # vari
 _GRID_ENGINE_HOSTS = "PE_HOSTFILE"  # the host file of a job of Grid Engine, from which mpirun takes the hosts
 
 
-def parse_option_name(word: str) -> str:
+def parse_option_name(option: str) -> str:
     """The bare name of an option: "bind-to" for `--bind-to`, `-bind-to` and `--bind-to=core`."""
-    return word.lstrip("-").split("=", 1)[0]
+    return option.lstrip("-").split("=", 1)[0]
 
 
-def looks_like_script(word: str) -> bool:
-    """Whether a word among mpirun's options is the script: it ends in .py or is a file."""
-    return word.endswith(".py") or os.path.isfile(word)
+def looks_like_script(argument: str) -> bool:
+    """Whether `argument`, among mpirun's options, is the script: it ends in .py or is a file."""
+    return argument.endswith(".py") or os.path.isfile(argument)
 
 
-def split_options(words: Sequence[str], known: Mapping[str, int] = ARITY) -> tuple[list[str], list[str]]:
-    """Split `words` into mpirun's options and the rest: the script (or -m module) and its arguments.
+def split_options(arguments: Sequence[str], known_options: Mapping[str, int] = ARITY) -> tuple[list[str], list[str]]:
+    """Split `arguments` into mpirun's options and the rest: the script (or -m module) and its arguments.
 
-    The `known` options take their number of words; an unknown one takes the words up to the next option or script. `--`
-    ends the options.
+    Of the `known_options` each takes its number of arguments; an unknown option takes those up to the next option or
+    script. `--` ends the options.
     """
     index = 0
-    while index < len(words) and words[index].startswith("-") and words[index] != "-m":
-        if words[index] == "--":
-            return list(words[:index]), list(words[index + 1 :])
-        name = parse_option_name(words[index])
-        has_value = "=" in words[index]
+    while index < len(arguments) and arguments[index].startswith("-") and arguments[index] != "-m":
+        if arguments[index] == "--":
+            return list(arguments[:index]), list(arguments[index + 1 :])
+        name = parse_option_name(arguments[index])
+        has_value = "=" in arguments[index]
         index += 1
         if has_value:
             continue
-        if name in known:
-            index += known[name]
+        if name in known_options:
+            index += known_options[name]
             continue
-        while index < len(words) and not words[index].startswith("-") and not looks_like_script(words[index]):
+        while (
+            index < len(arguments) and not arguments[index].startswith("-") and not looks_like_script(arguments[index])
+        ):
             index += 1
-    return list(words[:index]), list(words[index:])
+    return list(arguments[:index]), list(arguments[index:])
 
 
 def has_binding_option(options: Sequence[str]) -> bool:
@@ -102,8 +104,8 @@ def chooses_transport(options: Sequence[str], environment: Mapping[str, str], li
     """Whether the user chooses the transport of ranks: in `options`, the environment or the `lines` of MPI's files."""
     if any(word.startswith("-") and parse_option_name(word) in _TRANSPORT_FILES for word in options):
         return True
-    settings = [line.partition("=")[0].strip() for line in lines]
-    return any(_TRANSPORT.fullmatch(word) for word in (*options, *environment, *settings))
+    file_parameters = [line.partition("=")[0].strip() for line in lines]
+    return any(_TRANSPORT.fullmatch(word) for word in (*options, *environment, *file_parameters))
 
 
 def read_parameter_files(*prefixes: str) -> list[str]:

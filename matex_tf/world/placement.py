@@ -61,13 +61,13 @@ def parse_cpu_list(text: str) -> list[int]:
 
 def format_cpu_list(cpus: Iterable[int]) -> str:
     """Format a Linux CPU list: [0, 1, 2, 8] is "0-2,8"."""
-    runs: list[list[int]] = []
+    ranges: list[list[int]] = []
     for cpu in sorted(cpus):
-        if runs and cpu == runs[-1][1] + 1:
-            runs[-1][1] = cpu
+        if ranges and cpu == ranges[-1][1] + 1:
+            ranges[-1][1] = cpu
         else:
-            runs.append([cpu, cpu])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+            ranges.append([cpu, cpu])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
 
 
 def choose_cores(cores: Sequence[T], local_rank: int, local_size: int) -> list[T]:
@@ -84,8 +84,8 @@ def choose_cores(cores: Sequence[T], local_rank: int, local_size: int) -> list[T
 
 def choose_part(cores: Sequence[T], part: str) -> list[T]:
     """A part of a node's cores, or of its GPUs. Example: for `part` "2/3" the second third; "" is all of them."""
-    number, _, parts = part.partition("/")
-    return choose_cores(cores, int(number) - 1, int(parts)) if part else list(cores)
+    number, _, part_count = part.partition("/")
+    return choose_cores(cores, int(number) - 1, int(part_count)) if part else list(cores)
 
 
 def choose_thread_count(cpus: int, ranks_sharing: int, quota: float | None, local_size: int) -> int | None:
@@ -96,10 +96,10 @@ def choose_thread_count(cpus: int, ranks_sharing: int, quota: float | None, loca
         ranks_sharing: the number of ranks that use those CPUs.
         quota: the number of busy CPUs that the container's limit allows all `local_size` ranks; None: no limit.
     """
-    threads = max(1, cpus // ranks_sharing)
+    thread_count = max(1, cpus // ranks_sharing)
     if quota is not None:
-        threads = min(threads, max(1, int(quota / local_size)))
-    return None if threads == cpus else threads
+        thread_count = min(thread_count, max(1, int(quota / local_size)))
+    return None if thread_count == cpus else thread_count
 
 
 def find_user_choice(environment: Mapping[str, str], mode: str) -> str | None:
@@ -121,22 +121,22 @@ def find_user_choice(environment: Mapping[str, str], mode: str) -> str | None:
     return None
 
 
-def find_launcher_binding(name: str, words: Sequence[str], environment: Mapping[str, str]) -> str | None:
+def find_launcher_binding(name: str, command: Sequence[str], environment: Mapping[str, str]) -> str | None:
     """Describes an explicit binding by the launcher, from its process name and command line; None if there is none."""
     if name == "slurmstepd":
         policy = environment.get("SLURM_CPU_BIND_TYPE") or environment.get("SLURM_CPU_BIND", "")
-        binds = any(part and part not in ("none", "quiet", "verbose") for part in policy.split(","))
-        return f"srun bound the tasks ({policy})" if binds else None
-    options, _ = mpirun_options.split_options(words[1:])
+        is_bound = any(part and part not in ("none", "quiet", "verbose") for part in policy.split(","))
+        return f"srun bound the tasks ({policy})" if is_bound else None
+    options, _ = mpirun_options.split_options(command[1:])
     return "mpirun has binding options" if mpirun_options.has_binding_option(options) else None
 
 
-def is_narrower_than_default(allowed: set[int], cores: Sequence[Core], world_size: int) -> bool:
+def is_narrower_than_default(allowed_cpus: set[int], cores: Sequence[Core], world_size: int) -> bool:
     """Whether this rank is bound to one core by the user: Open MPI's default does so only in runs of one or two ranks.
 
     Used on nodes on which mpirun does not run, so that its command line cannot be read.
     """
-    return world_size > 2 and len(cores) > 1 and any(allowed <= set(core) for core in cores)
+    return world_size > 2 and len(cores) > 1 and any(allowed_cpus <= set(core) for core in cores)
 
 
 def choose_gpu(local_rank: int, count: int, visible: str | None) -> str | None:
@@ -171,16 +171,16 @@ def read_file(path: str) -> str:
 
 def list_cores(cpus: Iterable[int] | None = None) -> list[Core]:
     """The cores among `cpus` (default: those of this process), each with its hardware threads, by NUMA node."""
-    usable = set(os.sched_getaffinity(0) if cpus is None else cpus)
+    usable_cpus = set(os.sched_getaffinity(0) if cpus is None else cpus)
     node_of = {
         cpu: int(os.path.basename(folder)[4:])
         for folder in glob(f"{CPU_FOLDER}/../node/node[0-9]*")
         for cpu in parse_cpu_list(read_file(f"{folder}/cpulist"))
     }
     cores = set()
-    for cpu in usable:
+    for cpu in usable_cpus:
         siblings = parse_cpu_list(read_file(f"{CPU_FOLDER}/cpu{cpu}/topology/thread_siblings_list")) or [cpu]
-        cores.add(tuple(sibling for sibling in siblings if sibling in usable))
+        cores.add(tuple(sibling for sibling in siblings if sibling in usable_cpus))
     return sorted(cores, key=lambda core: (node_of.get(core[0], 0), core))
 
 
@@ -194,13 +194,13 @@ def read_cpu_quota() -> float | None:
         if line.startswith("0::"):
             group = line[3:]
     while True:
-        words = read_file(f"/sys/fs/cgroup{group.rstrip('/')}/cpu.max").split()  # quota and period, or "max" and period
-        if len(words) == 2 and words[0] != "max":
-            return int(words[0]) / int(words[1])
+        limit = read_file(f"/sys/fs/cgroup{group.rstrip('/')}/cpu.max").split()  # quota and period, or "max" and period
+        if len(limit) == 2 and limit[0] != "max":
+            return int(limit[0]) / int(limit[1])
         if group in ("", "/"):
             break
         group = os.path.dirname(group)
-    quota, period = (read_file(f"/sys/fs/cgroup/cpu/cpu.cfs_{what}_us").strip() for what in ("quota", "period"))
+    quota, period = (read_file(f"/sys/fs/cgroup/cpu/cpu.cfs_{kind}_us").strip() for kind in ("quota", "period"))
     return int(quota) / int(period) if quota and period and int(quota) > 0 else None
 
 
@@ -223,15 +223,15 @@ def find_node_cpus(launcher_process: int | None) -> set[int]:
     try:
         # The kernel intersects a mask with the cpuset: request all CPUs, and read back the result.
         os.sched_setaffinity(0, range(max(parse_cpu_list(read_file(f"{CPU_FOLDER}/possible")) or own_affinity) + 1))
-        allowed = os.sched_getaffinity(0)
+        allowed_cpus = os.sched_getaffinity(0)
     finally:
         os.sched_setaffinity(0, own_affinity)
     if launcher_process is not None:
         try:
-            allowed = (allowed & os.sched_getaffinity(launcher_process)) or allowed
+            allowed_cpus = (allowed_cpus & os.sched_getaffinity(launcher_process)) or allowed_cpus
         except OSError:
             pass  # the launcher belongs to another user: only the cpuset limits
-    return allowed
+    return allowed_cpus
 
 
 def count_gpus() -> int:
@@ -265,19 +265,19 @@ def place_cores(local_rank: int, local_size: int, mode: str, part: str = "") -> 
     reason = _find_reason_to_leave(launcher, mode)
     if reason is not None:  # the user has chosen cores or threads
         return f"cores left as they are: {reason}"
-    usable = choose_part(list_cores(find_node_cpus(launcher.process if launcher else None)), part)
-    own_cores = choose_cores(usable, local_rank, local_size)
+    usable_cores = choose_part(list_cores(find_node_cpus(launcher.process if launcher else None)), part)
+    own_cores = choose_cores(usable_cores, local_rank, local_size)
     cpus = [cpu for core in own_cores for cpu in core]
     bind_all_threads(cpus)
-    ranks_sharing = local_size if local_size > len(usable) else 1
-    threads = choose_thread_count(len(cpus), ranks_sharing, read_cpu_quota(), local_size)
-    if threads is not None:
+    ranks_sharing = local_size if local_size > len(usable_cores) else 1
+    thread_count = choose_thread_count(len(cpus), ranks_sharing, read_cpu_quota(), local_size)
+    if thread_count is not None:
         for name in THREAD_VARIABLES:
-            os.environ.setdefault(name, str(threads))
-    text = f"CPUs {format_cpu_list(cpus)} of {format_cpu_list(cpu for core in usable for cpu in core)}"
+            os.environ.setdefault(name, str(thread_count))
+    text = f"CPUs {format_cpu_list(cpus)} of {format_cpu_list(cpu for core in usable_cores for cpu in core)}"
     if ranks_sharing > 1:
         text += f", shared by {local_size} ranks"
-    return text + (f", {threads} threads" if threads is not None and threads != 1 else "")
+    return text + (f", {thread_count} threads" if thread_count is not None and thread_count != 1 else "")
 
 
 def _find_reason_to_leave(launcher: Launcher | None, mode: str) -> str | None:
@@ -298,18 +298,18 @@ def _find_reason_to_leave(launcher: Launcher | None, mode: str) -> str | None:
 
 def place_gpu(local_rank: int, local_size: int, part: str = "") -> str:
     """Restrict this rank to its own GPU if the node has several; returns a description, "" if nothing changes."""
-    count, visible = count_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES")
-    if count == 0 and visible is None:
+    gpu_count, visible = count_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    if gpu_count == 0 and visible is None:
         return ""
     if part:
-        os.environ["CUDA_VISIBLE_DEVICES"] = visible = ",".join(choose_part(list_gpus(count, visible), part))
-    chosen = choose_gpu(local_rank, count, visible)
-    if chosen is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = chosen
-    if 0 < len(list_gpus(count, visible)) < local_size:
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible = ",".join(choose_part(list_gpus(gpu_count, visible), part))
+    chosen_gpu = choose_gpu(local_rank, gpu_count, visible)
+    if chosen_gpu is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = chosen_gpu
+    if 0 < len(list_gpus(gpu_count, visible)) < local_size:
         # Ranks that share a GPU must not each take all of its memory.
         os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
-    return f", GPU {chosen}" if chosen is not None else ""
+    return f", GPU {chosen_gpu}" if chosen_gpu is not None else ""
 
 
 def apply_placement(local_rank: int, local_size: int) -> str:

@@ -57,11 +57,11 @@ def find_task(environment: Mapping[str, str]) -> Task | None:
         rank = read_number(rank_name)
         if rank is not None:
             return Task(launcher, read_number(size_name) or 0, rank)
-    step = read_number("SLURM_STEP_ID")
-    if step is None:
-        step = read_number("SLURM_STEPID")
-    in_step = step is not None and step < _SLURM_FIRST_SPECIAL_STEP
-    if in_step and read_number("SLURM_PROCID") is not None:
+    slurm_step = read_number("SLURM_STEP_ID")
+    if slurm_step is None:
+        slurm_step = read_number("SLURM_STEPID")
+    is_in_step = slurm_step is not None and slurm_step < _SLURM_FIRST_SPECIAL_STEP
+    if is_in_step and read_number("SLURM_PROCID") is not None:
         return Task(SRUN, read_number("SLURM_STEP_NUM_TASKS") or 0, read_number("SLURM_PROCID") or 0)
     if read_number("PMIX_RANK") is not None:
         return Task("a PMIx launcher", 0, read_number("PMIX_RANK") or 0)
@@ -159,10 +159,10 @@ def is_mpirun_at_terminal(descriptor: int) -> bool | None:
     """
     launcher = os.getppid()
     try:
-        opened = os.readlink(f"/proc/{launcher}/fd/{descriptor}")
+        path = os.readlink(f"/proc/{launcher}/fd/{descriptor}")
     except OSError:
         return None
-    return opened.startswith(("/dev/pts/", "/dev/tty")) if is_mpirun(launcher) else None
+    return path.startswith(("/dev/pts/", "/dev/tty")) if is_mpirun(launcher) else None
 
 
 def read_parent(process: int) -> int:

@@ -148,14 +148,14 @@ def print_text() -> None:
     flush_text()
     launcher_streams = {_OUTPUT: _launcher_output, _ERRORS: get_descriptor()}
     for stream, text in _texts.items():
-        reader, writer = f"/proc/self/fd/{text.file}", launcher_streams[stream]
-        with open(reader, "rb") as source, open(writer, "wb", closefd=False) as printed:
-            source.seek(text.begin)
-            shutil.copyfileobj(source, printed)
+        text_path, launcher_stream = f"/proc/self/fd/{text.file}", launcher_streams[stream]
+        with open(text_path, "rb") as text_file, open(launcher_stream, "wb", closefd=False) as launcher_file:
+            text_file.seek(text.begin)
+            shutil.copyfileobj(text_file, launcher_file)
         for descriptor in _list_descriptors(text.file):
             # A copy that the script has made of the descriptor gets the stream whose text the file has stored.
-            target = launcher_streams[descriptor if descriptor in launcher_streams else stream]
-            os.dup2(target, descriptor, inheritable=os.get_inheritable(descriptor))
+            target_stream = launcher_streams[descriptor if descriptor in launcher_streams else stream]
+            os.dup2(target_stream, descriptor, inheritable=os.get_inheritable(descriptor))
     _texts.clear()
 
 

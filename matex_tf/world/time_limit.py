@@ -39,31 +39,33 @@ def end_process() -> None:
 def limit_wait(
     rank: int,
     size: int,
-    what: str,
+    activity: str,
     hint: str = "",
-    chosen: settings.Settings | None = None,
+    limits: settings.Settings | None = None,
     end: Callable[[], None] = end_process,
 ) -> Iterator[None]:
     """Report the wait within the context after MATEX_STALL_SECONDS; end the process after MATEX_ABORT_SECONDS.
 
     Args:
         rank, size: of this process among the processes that wait; a size of 0 is an unknown one.
-        what: what the rank does, after its name.
+        activity: what the rank does, after its name.
         hint: sentences on possible causes.
-        chosen: the settings with the limits; by default the settings of this process.
+        limits: the settings with the limits; by default the settings of this process.
         end: ends the process, with `EXIT_STALLED`.
     """
-    chosen = chosen or settings.get_settings()
-    stall_seconds, abort_seconds = chosen.stall_seconds, chosen.abort_seconds
+    limits = limits or settings.get_settings()
+    stall_seconds, abort_seconds = limits.stall_seconds, limits.abort_seconds
     if not stall_seconds and not abort_seconds:
         yield
         return
     # Of 10 ranks: 0, 3, 6 and 9. Of an unknown number: the first four.
-    reporters = {number * (size - 1) // (_REPORTERS - 1) for number in range(_REPORTERS)} if size else range(_REPORTERS)
-    me = f"rank {rank} ({socket.gethostname()})"
-    stall_text = f"matex_tf: for {stall_seconds:.0f} s {me} {what}. {hint}".rstrip()
+    reporters = {index * (size - 1) // (_REPORTERS - 1) for index in range(_REPORTERS)} if size else range(_REPORTERS)
+    rank_name = f"rank {rank} ({socket.gethostname()})"
+    stall_text = f"matex_tf: for {stall_seconds:.0f} s {rank_name} {activity}. {hint}".rstrip()
     code = exit_codes.EXIT_STALLED
-    end_text = f"matex_tf: {me} {what}: ending it (exit code {code}) after MATEX_ABORT_SECONDS={abort_seconds:g}"
+    end_text = (
+        f"matex_tf: {rank_name} {activity}: ending it (exit code {code}) after MATEX_ABORT_SECONDS={abort_seconds:g}"
+    )
     has_ended = threading.Event()
 
     def watch_clock() -> None:

@@ -33,7 +33,8 @@ class World:
     communicators: dict[str, Any] = field(default_factory=dict)
     servers: int = 0  # the number of ranks that only serve: they own pieces of variables, and compute no rows
     life: Any = None  # with MATEX_ELASTIC, the communicator on which ranks agree about the survivors; otherwise None
-    is_several: bool = False  # whether the run began with several ranks, even if all others were lost
+    is_several: bool = False  # whether this process works as a rank, also as the only one: the others were lost, or
+    # the setting of a single process asks for it (`keeps_state`, MATEX_MICROBATCH)
     is_phantom: bool = False
     """Whether the other ranks do not exist, as when `matex plan` measures the computation of a rank."""
     has_lost: bool = False  # whether ranks were lost and the survivors have continued
@@ -74,8 +75,8 @@ when_script_knows_ranks: list[Callable[[], None]] = []
 def _describe_rank() -> str:
     """This rank's name for error messages, also before the world is made."""
     world = _world or (World(_task.rank, _task.size) if _task else World())
-    size = f" of {world.size}" if world.size else ""  # some launchers do not give the size
-    return f"rank {world.rank}{size} on {world.host}"
+    size_text = f" of {world.size}" if world.size else ""  # some launchers do not give the size
+    return f"rank {world.rank}{size_text} on {world.host}"
 
 
 errors.describe_rank = _describe_rank
@@ -103,15 +104,13 @@ def get_world() -> World:
 
 
 def is_active() -> bool:
-    """Whether this process is one of several ranks that train together."""
+    """Whether this process works as a rank, even if it is the only one."""
     return get_world().is_several
 
 
 def keeps_state() -> bool:
-    """Whether the state of this run is saved. A single rank then works like one of several.
-
-    Without a launcher, no other code reads the settings, and they may be invalid.
-    """
+    """Whether the state of this run is saved. A single rank then works like one of several."""
+    # The variable first: without a launcher the settings may be invalid, and reading them would end the script.
     return settings.PREFIX + "STATE" in os.environ and bool(settings.get_settings().state)
 
 
@@ -139,12 +138,12 @@ def _start_world() -> World:
     task = task_environment.find_task(os.environ)
     if task is not None and (task.size != 1 or keeps_state()) and not settings.get_settings().disable:
         _set_open_mpi_defaults()
-        what = "has waited for MPI to start and the others to come"
-        with time_limit.limit_wait(task.rank, task.size, what, UNREACHABLE):
+        activity = "has waited for MPI to start and the others to come"
+        with time_limit.limit_wait(task.rank, task.size, activity, UNREACHABLE):
             return _join_task(task)
     if settings.PREFIX + "MICROBATCH" in os.environ:
-        chosen = settings.get_settings()
-        if chosen.microbatch and not chosen.disable:
+        current_settings = settings.get_settings()
+        if current_settings.microbatch and not current_settings.disable:
             return phantom_rank.make_single_world(World)
     return World()
 
@@ -171,9 +170,9 @@ def _join_task(task: task_environment.Task) -> World:
     if size == 1 and not keeps_state():
         if task.size == 0:  # the launcher does not tell the number of tasks: there may be one
             return World()
-        library = MPI.Get_library_version().split(",")[0].strip("\0 \n")
+        mpi_version = MPI.Get_library_version().split(",")[0].strip("\0 \n")
         raise errors.SetupError(
-            f"{task.launcher} started {task.size} tasks, but the MPI that mpi4py loads here ({library}) sees only "
+            f"{task.launcher} started {task.size} tasks, but the MPI that mpi4py loads here ({mpi_version}) sees only "
             "this one: each task would train alone. Launch with that MPI's own mpirun (`matex run -n "
             f"{task.size} script.py` finds it), under Slurm with `srun --mpi=pmix`, or install an mpi4py that is "
             "built for the launcher's MPI."
@@ -214,17 +213,18 @@ def _join_ranks(MPI: Any) -> World:
 
 def _make_world(MPI: Any, communicator: Any, life: Any) -> World:
     """Make the world of the ranks of `communicator`. Collective. `life`: see `World.life`."""
-    node = communicator.Split_type(MPI.COMM_TYPE_SHARED)  # the ranks that share memory
-    rank, host, chosen = communicator.Get_rank(), socket.gethostname(), settings.get_settings()
+    node_communicator = communicator.Split_type(MPI.COMM_TYPE_SHARED)  # the ranks that share memory
+    rank, host, current_settings = communicator.Get_rank(), socket.gethostname(), settings.get_settings()
     # In tests, so many consecutive ranks count as a node.
-    ranks_per_node, lowest_rank = chosen.ranks_per_node, node.bcast(rank)
+    ranks_per_node, lowest_rank = current_settings.ranks_per_node, node_communicator.bcast(rank)
     node_number = rank - rank % ranks_per_node if ranks_per_node else lowest_rank
     world = World(
-        rank=rank, size=communicator.Get_size(), local_rank=node.Get_rank(), local_size=node.Get_size(), host=host,
-        hosts=communicator.allgather(host), nodes=communicator.allgather(node_number),
-        servers=settings.count_only_serving(chosen.strategy), life=life, is_several=True,
+        rank=rank, size=communicator.Get_size(), local_rank=node_communicator.Get_rank(),
+        local_size=node_communicator.Get_size(), host=host, hosts=communicator.allgather(host),
+        nodes=communicator.allgather(node_number),
+        servers=settings.count_only_serving(current_settings.strategy), life=life, is_several=True,
     )  # fmt: skip
-    node.Free()
+    node_communicator.Free()
     for name in _COMMUNICATORS:
         world.communicators[name] = communicator.Dup()
     return world
@@ -251,7 +251,8 @@ def revoke_communicators() -> None:
 
 
 def agree_on_success(is_done: bool, condition: bool) -> tuple[bool, bool]:
-    """Whether `is_done` on all ranks and none was lost, and whether `condition` on all ranks. Collective.
+    """Two answers: whether every rank is done and none was lost, and whether `condition` is true on every rank.
+    Collective.
 
     Every rank gets the same answer, even if a rank is lost meanwhile.
     """
@@ -259,8 +260,8 @@ def agree_on_success(is_done: bool, condition: bool) -> tuple[bool, bool]:
 
     try:
         # Agree computes the bitwise AND over the ranks. Bit 0: `is_done`; bit 1: `condition`.
-        agreed = get_world().life.Agree(int(is_done) | int(condition) << 1)
-        return bool(agreed & 1), bool(agreed & 2)
+        agreed_bits = get_world().life.Agree(int(is_done) | int(condition) << 1)
+        return bool(agreed_bits & 1), bool(agreed_bits & 2)
     except MPI.Exception:
         return False, False
 
@@ -272,10 +273,10 @@ def list_lost() -> list[int]:
     me = get_world()
     with contextlib.suppress(MPI.Exception):  # the error of a lost rank
         me.life.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG)  # MPI detects a loss only during a call
-    lost = me.life.Get_failed()
-    numbers = MPI.Group.Translate_ranks(lost, list(range(lost.size)), me.life.group)
-    lost.Free()
-    return list(numbers)
+    lost_group = me.life.Get_failed()
+    lost_ranks = MPI.Group.Translate_ranks(lost_group, list(range(lost_group.size)), me.life.group)
+    lost_group.Free()
+    return list(lost_ranks)
 
 
 def shrink_world() -> list[int]:
@@ -286,20 +287,20 @@ def shrink_world() -> list[int]:
     from mpi4py import MPI
 
     me = get_world()
-    survivors = me.life
+    communicator = me.life
     while True:  # until all survivors have made the new world, and no further rank was lost meanwhile
-        survivors = survivors.Shrink()
-        survivors.Set_errhandler(MPI.ERRORS_RETURN)
+        communicator = communicator.Shrink()
+        communicator.Set_errhandler(MPI.ERRORS_RETURN)
         new_world = None
         try:
-            new_world = _make_world(MPI, survivors, survivors)
+            new_world = _make_world(MPI, communicator, communicator)
         except MPI.Exception:
-            survivors.Revoke()  # ranks that still wait in `_make_world` get an error
+            communicator.Revoke()  # ranks that still wait in `_make_world` get an error
         try:
-            if survivors.Agree(int(new_world is not None)) == 1:
+            if communicator.Agree(int(new_world is not None)) == 1:
                 break
         except MPI.Exception:
             continue
-    numbers = MPI.Group.Translate_ranks(survivors.group, list(range(survivors.size)), me.life.group)
+    previous_ranks = MPI.Group.Translate_ranks(communicator.group, list(range(communicator.size)), me.life.group)
     vars(me).update(vars(new_world), has_lost=True)
-    return list(numbers)
+    return list(previous_ranks)

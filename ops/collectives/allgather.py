@@ -30,12 +30,13 @@ def _compute_gradient(op: Any, gradient: Any, _rows: Any) -> Any:
     """The gradient of the op's input: this rank's rows of the sum of all ranks' gradients."""
     import tensorflow as tf
 
-    summed = allreduce(gradient, "sum", common.name_gradient(op))
+    summed_gradient = allreduce(gradient, "sum", common.name_gradient(op))
     rank = world.get_world().rank
-    rows = op.outputs[1]
-    start = tf.reduce_sum(rows[:rank])
-    mine = tf.reshape(summed[start : start + rows[rank]], tf.shape(op.inputs[0]))  # a scalar was gathered as one row
-    return common.add_order_gradient(op, mine)
+    row_counts = op.outputs[1]
+    start = tf.reduce_sum(row_counts[:rank])
+    # A scalar was gathered as one row.
+    own_gradient = tf.reshape(summed_gradient[start : start + row_counts[rank]], tf.shape(op.inputs[0]))
+    return common.add_order_gradient(op, own_gradient)
 
 
 common.register_gradient("MatexAllgather", _compute_gradient)

@@ -36,10 +36,10 @@ def broadcast(tensor: Any, root: int = 0, name: str | None = None) -> Any:
 def _compute_gradient(op: Any, gradient: Any) -> Any:
     import tensorflow as tf
 
-    summed = allreduce(gradient, "sum", common.name_gradient(op))
+    summed_gradient = allreduce(gradient, "sum", common.name_gradient(op))
     # Ranks compare the ops of their traces, but not the values of constants. So all ranks create the same ops.
     is_root = tf.constant(world.get_world().rank == op.get_attr("root"))
-    return common.add_order_gradient(op, tf.where(is_root, summed, tf.zeros_like(summed)))
+    return common.add_order_gradient(op, tf.where(is_root, summed_gradient, tf.zeros_like(summed_gradient)))
 
 
 common.register_gradient("MatexBroadcast", _compute_gradient)

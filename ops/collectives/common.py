@@ -1,7 +1,7 @@
 """Common code of the collectives: checks of arguments, turns in v1 graphs, and helpers for gradients.
 
-Gradients assume that the differentiated scalar is the sum of the ranks' scalars. So the gradient with respect to a
-tensor that a rank passed to a collective is summed over all ranks.
+Each rank computes its own loss. The gradients of collectives are the gradients of the sum of these losses: the gradient
+with respect to a tensor that a rank passed to a collective has the contributions of all ranks.
 """
 
 from __future__ import annotations
@@ -42,16 +42,17 @@ def make_tensor(function: str, value: Any, dtype: Any = None) -> Any:
     try:
         return tf.convert_to_tensor(value, dtype)
     except (TypeError, ValueError) as error:
-        kind = TypeError if isinstance(error, TypeError) else ValueError
-        raise kind(
+        error_type = TypeError if isinstance(error, TypeError) else ValueError
+        raise error_type(
             f"{function}: expected a tensor or what can be made one; given {arguments.describe_value(value)}: {error}"
         ) from error
 
 
 def make_turn() -> int:
-    """A new turn for the op that is created next: in a v1 graph, or in a function of such a graph, its number in the
-    order in which all ranks run collectives. -1 elsewhere, where collectives run in the order of their creation
-    (`order.py`).
+    """The turn of the op that is created next.
+
+    In a v1 graph, and in functions of such a graph, turns number the collectives, and all ranks run them in the order
+    of turns. Elsewhere the turn is -1: collectives run in the order of their creation (`ops/order.py`).
     """
     import tensorflow as tf
 

@@ -125,8 +125,8 @@ def reduce_inline(
 def _compute_gradient(op: Any, *gradients: Any) -> list[Any]:
     """The gradients of the op's inputs: weight * the sums over ranks for the tensors, None for all other inputs."""
     names = [name.decode() for name in op.get_attr("names")]
-    summed = reduce_gradients(gradients, names, 1.0, common.name_gradient(op))
-    return [*common.scale(summed, op.inputs[len(names)]), *[None] * (len(op.inputs) - len(names))]
+    sums = reduce_gradients(gradients, names, 1.0, common.name_gradient(op))
+    return [*common.scale(sums, op.inputs[len(names)]), *[None] * (len(op.inputs) - len(names))]
 
 
 def _compute_hand_over_gradient(op: Any, gradient: Any) -> list[Any]:
@@ -137,10 +137,10 @@ def _compute_hand_over_gradient(op: Any, gradient: Any) -> list[Any]:
     """
     import tensorflow as tf
 
-    announced = op.inputs[1].op
-    name = announced.get_attr("names")[op.get_attr("entry")].decode()
-    summed = reduce_inline([gradient], [name], tf.ones([], tf.float64), common.name_gradient(announced))
-    return [*common.scale(summed, announced.inputs[0]), None]
+    announcement = op.inputs[1].op
+    name = announcement.get_attr("names")[op.get_attr("entry")].decode()
+    sums = reduce_inline([gradient], [name], tf.ones([], tf.float64), common.name_gradient(announcement))
+    return [*common.scale(sums, announcement.inputs[0]), None]
 
 
 common.register_gradient("MatexReduceGradients", _compute_gradient)

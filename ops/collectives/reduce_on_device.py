@@ -55,18 +55,18 @@ def agree_on_addresses(supported: Sequence[bool]) -> str:
 
 def _find_obstacle() -> str:
     """The reason why gradients must be in host memory; "" if there is none."""
-    chosen = settings.get_settings()
+    current_settings = settings.get_settings()
     # Features that need gradients in host memory, and whether this run uses them.
-    needs = {
-        "MATEX_COMPRESSION": chosen.compression != settings.NO_COMPRESSION,
-        "MATEX_STRATEGY": chosen.strategy not in ("allreduce", "auto"),
-        "MATEX_ALGORITHM": chosen.algorithm not in ("auto", "mpi"),
-        "MATEX_CHECK_NUMERICS": chosen.check_numerics,
-        "MATEX_ELASTIC": chosen.elastic,
-        "MATEX_OVERLAP": chosen.overlap == "on",
+    features = {
+        "MATEX_COMPRESSION": current_settings.compression != settings.NO_COMPRESSION,
+        "MATEX_STRATEGY": current_settings.strategy not in ("allreduce", "auto"),
+        "MATEX_ALGORITHM": current_settings.algorithm not in ("auto", "mpi"),
+        "MATEX_CHECK_NUMERICS": current_settings.check_numerics,
+        "MATEX_ELASTIC": current_settings.elastic,
+        "MATEX_OVERLAP": current_settings.overlap == "on",
         "a plan": world.get_world().is_phantom,  # in `matex plan` the other ranks do not exist
     }
-    return next((f"{name} needs gradients in the host's memory" for name, is_so in needs.items() if is_so), "")
+    return next((f"{name} needs gradients in the host's memory" for name, is_used in features.items() if is_used), "")
 
 
 def replaces_inline(checked: bool) -> bool:
@@ -83,8 +83,8 @@ def reduce_on_device(tensors: Sequence[Any], names: Sequence[str], weight: Any, 
     """
     import tensorflow as tf
 
-    wide = [tf.cast(tensor, tf.float32) if tensor.dtype.size == 2 else tensor for tensor in tensors]
-    sums = _sum_scaled(common.scale(wide, weight), names, weight, place)
+    wide_tensors = [tf.cast(tensor, tf.float32) if tensor.dtype.size == 2 else tensor for tensor in tensors]
+    sums = _sum_scaled(common.scale(wide_tensors, weight), names, weight, place)
     return [tf.cast(reduced, tensor.dtype) for reduced, tensor in zip(sums, tensors)]
 
 
@@ -114,8 +114,8 @@ def _compute_gradient(op: Any, *gradients: Any) -> list[Any]:
 
     names = [name.decode() for name in op.get_attr("names")]
     # The op sums tensors that are already scaled, so its gradient is a sum with weight 1 (`common`).
-    summed = _sum_scaled(gradients, names, tf.ones([], tf.float64), common.name_gradient(op))
-    return [*summed, None]
+    sums = _sum_scaled(gradients, names, tf.ones([], tf.float64), common.name_gradient(op))
+    return [*sums, None]
 
 
 common.register_gradient("MatexReduceOnDevice", _compute_gradient)

@@ -25,11 +25,11 @@ def find_exposure(path: Path, by_others: bool = False) -> str:
     Raises:
         OSError: the file does not exist.
     """
-    trusted = {("user", 0), *find_writers(find_package())}
+    trusted_writers = {("user", 0), *find_writers(find_package())}
     if not by_others:
-        trusted.add(("user", os.getuid()))
+        trusted_writers.add(("user", os.getuid()))
     for writer, (entry, state) in find_writers(path).items():
-        if writer in trusted:
+        if writer in trusted_writers:
             continue
         kind, _ = writer
         if kind == "user":
@@ -48,20 +48,20 @@ def find_package() -> Path:
 
 def find_writers(path: Path) -> dict[Writer, tuple[str, os.stat_result]]:
     """All who can replace the file at `path`, each with a folder, link or file that allows it, and its state."""
-    found: dict[Writer, tuple[str, os.stat_result]] = {}
+    writers: dict[Writer, tuple[str, os.stat_result]] = {}
     os.stat(path)  # raises for circular links, too
     *parents, target = _follow_path(os.path.abspath(path))
     for entry, state in (target, *parents):  # the first entry that a writer can change is kept
-        found.setdefault(("user", state.st_uid), (entry, state))
+        writers.setdefault(("user", state.st_uid), (entry, state))
         # A link's mode means nothing. In a sticky parent folder only the owner of an entry can replace it.
         is_sticky = entry != target[0] and state.st_mode & stat.S_ISVTX
         if stat.S_ISLNK(state.st_mode) or is_sticky:
             continue
         if state.st_mode & stat.S_IWGRP:
-            found.setdefault(("group", state.st_gid), (entry, state))
+            writers.setdefault(("group", state.st_gid), (entry, state))
         if state.st_mode & stat.S_IWOTH:
-            found.setdefault(("everybody", 0), (entry, state))
-    return found
+            writers.setdefault(("everybody", 0), (entry, state))
+    return writers
 
 
 def _follow_path(path: str) -> Iterator[tuple[str, os.stat_result]]:

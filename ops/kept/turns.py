@@ -46,9 +46,9 @@ def take_turn(
     """
     with contextlib.ExitStack() as open_locks:
         for path in locks:
-            lock = open_locks.enter_context(_open_lock(path))
-            while not _try_lock(lock, functools.partial(say_lockless, path)):
-                _wait_for_holder(lock, say_waiting)
+            lock_file = open_locks.enter_context(_open_lock(path))
+            while not _try_lock(lock_file, functools.partial(say_lockless, path)):
+                _wait_for_holder(lock_file, say_waiting)
                 if is_made():
                     yield False
                     return
@@ -76,12 +76,12 @@ def _try_lock(file: Any, say_lockless: Callable[[OSError], None]) -> bool:
 
 def _wait_for_holder(file: Any, say_waiting: Callable[[], None]) -> None:
     """Sleep until the holder has released the lock. The request is for a shared lock, so all waiters then continue."""
-    message = threading.Timer(_PATIENCE, say_waiting)
-    message.daemon = True
+    timer = threading.Timer(_PATIENCE, say_waiting)
+    timer.daemon = True
     with starts_own.set():  # the timer's thread runs no code of the script
-        message.start()
+        timer.start()
     try:
         fcntl.flock(file, fcntl.LOCK_SH)
         fcntl.flock(file, fcntl.LOCK_UN)
     finally:
-        message.cancel()
+        timer.cancel()

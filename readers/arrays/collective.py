@@ -63,17 +63,21 @@ class Transfers:
 
         Joins the transfers that come before.
         """
-        all_names = [one for field_names in self._stack.variable_names.values() for one in field_names]
-        mine: Request = (self._stack.files.index(path), all_names.index(name), name)
-        while (request := self._agree_on_next(mine)) != mine:
+        all_names = [
+            variable_name for field_names in self._stack.variable_names.values() for variable_name in field_names
+        ]
+        own_request: Request = (self._stack.files.index(path), all_names.index(name), name)
+        while (request := self._agree_on_next(own_request)) != own_request:
             assert request is not None  # at least this rank has a request
             self._join_transfer(request)
-        return self._make_transfer(mine, action)
+        return self._make_transfer(own_request, action)
 
-    def _agree_on_next(self, mine: Request | None) -> Request | None:
-        """The request that all ranks serve next; None if no rank has one. `mine`: this rank's request, if any."""
-        requests = [request for request in objects.allgather(mine, "reading files together") if request is not None]
-        if _FAILED in requests and mine != _FAILED:
+    def _agree_on_next(self, own_request: Request | None) -> Request | None:
+        """The request that all ranks serve next; None if no rank has one. `own_request`: of this rank, if any."""
+        requests = [
+            request for request in objects.allgather(own_request, "reading files together") if request is not None
+        ]
+        if _FAILED in requests and own_request != _FAILED:
             raise agreement.FailedElsewhere
         return min(requests, default=None)
 

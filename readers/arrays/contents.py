@@ -21,10 +21,10 @@ _ERRORS += (EOFError, zlib.error, zipfile.BadZipFile)
 
 
 @contextlib.contextmanager
-def convert_errors(path: Path, kind: str, doing: str) -> Iterator[None]:
+def convert_errors(path: Path, kind: str, activity: str) -> Iterator[None]:
     """Convert errors of the library that reads `path` to ReaderErrors that name the file.
 
-    `kind`: the name of the format. `doing`: what the context does with the file, such as "opening".
+    `kind`: the name of the format. `activity`: what the context does with the file, such as "opening".
     """
     try:
         yield
@@ -37,9 +37,9 @@ def convert_errors(path: Path, kind: str, doing: str) -> Iterator[None]:
     except _ERRORS as error:
         if isinstance(error, OSError) and not path.is_dir() and (lock := describe_lock(path)):
             raise ReaderError(f"{path}: {lock}") from None
-        whole = "it" if path.is_dir() else f"its {path.stat().st_size if path.exists() else 0} bytes"
+        subject = "it" if path.is_dir() else f"its {path.stat().st_size if path.exists() else 0} bytes"
         raise ReaderError(
-            f"{path}: truncated or damaged: expected a complete {kind} file, found, while {doing} {whole}: "
+            f"{path}: truncated or damaged: expected a complete {kind} file, found, while {activity} {subject}: "
             f"{type(error).__name__}: {error}"
         ) from None
 
@@ -67,15 +67,15 @@ def find_file(owner: Path, name: str, variable: str) -> Path | None:
     looks for the last part of an absolute name.
     """
     folder = Path(os.path.abspath(owner)).parent
-    places = [Path(name)] if os.path.isabs(name) else []
-    last = os.path.basename(name) if places else name
+    candidates = [Path(name)] if os.path.isabs(name) else []
+    file_name = os.path.basename(name) if candidates else name
     prefix = os.environ.get(variable, "")
     # ${ORIGIN} stands for the folder of `owner`. HDF5 replaces it only at the beginning of the complete text, which is
     # then one folder. Here the first one is replaced anywhere: elsewhere the result is hardly an existing folder.
     prefixes = [*prefix.split(":"), prefix.replace("${ORIGIN}", str(folder), 1)]
-    places += [Path(folder_name) / last for folder_name in prefixes if folder_name]
-    places += [folder / last, Path(last), owner.resolve().parent / last]
-    return next((place for place in places if place.exists()), None)
+    candidates += [Path(folder_name) / file_name for folder_name in prefixes if folder_name]
+    candidates += [folder / file_name, Path(file_name), owner.resolve().parent / file_name]
+    return next((candidate for candidate in candidates if candidate.exists()), None)
 
 
 def _find_external(owner: Path, name: str) -> Path | None:
@@ -84,8 +84,8 @@ def _find_external(owner: Path, name: str) -> Path | None:
     HDF5 searches one folder: HDF5_EXTFILE_PREFIX, or else the current folder.
     """
     prefix = os.environ.get("HDF5_EXTFILE_PREFIX", "").replace("${ORIGIN}", str(Path(os.path.abspath(owner)).parent))
-    place = Path(prefix) / name
-    return place if place.exists() else None
+    external_file = Path(prefix) / name
+    return external_file if external_file.exists() else None
 
 
 def check_links(path: Path, file: Any, key: str) -> None:
@@ -94,24 +94,24 @@ def check_links(path: Path, file: Any, key: str) -> None:
     Call it within `library.call_library`, which allows one use of HDF5 at a time.
     """
     group = file
-    for part in key.split("/"):
+    for link_name in key.split("/"):
         try:
-            link = group.get(part, getlink=True)
+            link = group.get(link_name, getlink=True)
         except (AttributeError, KeyError, OSError, RuntimeError):
             link = None
         if link is None:
             return  # the caller reports a missing name
         link_file = Path(group.file.filename)  # the file that contains the link; external links lead to other files
         try:
-            group = group[part]
+            group = group[link_name]
         except (KeyError, OSError, RuntimeError) as error:
             if isinstance(link, h5py.ExternalLink):
                 target_file = find_file(link_file, link.filename, "HDF5_EXT_PREFIX")
-                expected, why = f"{link.path!r} in {target_file}", f" ({error})"
+                expected, reason = f"{link.path!r} in {target_file}", f" ({error})"
                 if target_file is None:
-                    expected, why = str(link_file.parent / link.filename), ""
+                    expected, reason = str(link_file.parent / link.filename), ""
                 raise ReaderError(
-                    f"{path}: {key!r} refers to another file: expected {expected}, found none{why}"
+                    f"{path}: {key!r} refers to another file: expected {expected}, found none{reason}"
                 ) from None
             if isinstance(link, h5py.SoftLink):
                 raise ReaderError(
@@ -125,59 +125,63 @@ def check_sources(path: Path, key: str) -> None:
 
     HDF5 silently returns fill values for missing sources of a virtual dataset. Makes one library call for each file.
     """
-    todo: dict[Path, set[str]] = {path: {key}}  # the names of the datasets to check, by file
-    seen: set[tuple[Path, str]] = set()
-    while todo:
-        file, names = todo.popitem()
-        new = {name for name in names if (file.resolve(), name) not in seen}
-        seen |= {(file.resolve(), name) for name in new}
-        for dataset, source_name, source_datasets in _look_up_sources(path, key, file, new):
+    pending: dict[Path, set[str]] = {path: {key}}  # the names of the datasets to check, by file
+    checked: set[tuple[Path, str]] = set()
+    while pending:
+        file, names = pending.popitem()
+        new_names = {name for name in names if (file.resolve(), name) not in checked}
+        checked |= {(file.resolve(), name) for name in new_names}
+        for dataset, source_name, source_datasets in _look_up_sources(path, key, file, new_names):
             # ".": the sources are in the same file.
             source_file = file if source_name == "." else find_file(file, source_name, "HDF5_VDS_PREFIX")
             if source_file is None:
                 raise ReaderError(
                     f"{file}: {dataset!r} is made of other files: expected {file.parent / source_name}, found none"
                 )
-            todo.setdefault(source_file, set()).update(source_datasets)
+            pending.setdefault(source_file, set()).update(source_datasets)
 
 
 def _look_up_sources(path: Path, key: str, file: Path, names: set[str]) -> list[tuple[str, str, set[str]]]:
     """Returns (dataset, source file, datasets in the source file) for each source file of the datasets `names`."""
 
-    def look_up() -> list[tuple[str, str, set[str]]]:
-        found: list[tuple[str, str, set[str]]] = []
-        with h5py.File(file, "r") as opened:
+    def read_sources() -> list[tuple[str, str, set[str]]]:
+        sources: list[tuple[str, str, set[str]]] = []
+        with h5py.File(file, "r") as hdf5_file:
             for name in names:
-                dataset = opened.get(name)
+                dataset = hdf5_file.get(name)
                 if not isinstance(dataset, h5py.Dataset):
                     raise ReaderError(
                         f"{path}: {key!r} is made of other datasets: expected {name!r} in {file}, found none"
                     )
-                for outside, _, _ in dataset.external or []:  # the names of files that hold its bytes
-                    if _find_external(file, outside) is None:
+                for external_name, _, _ in dataset.external or []:  # the names of files that hold its bytes
+                    if _find_external(file, external_name) is None:
                         raise ReaderError(
-                            f"{file}: {name!r} is stored in other files: expected {outside}, found none; HDF5 looks in "
-                            "the current folder, or in that of HDF5_EXTFILE_PREFIX"
+                            f"{file}: {name!r} is stored in other files: expected {external_name}, found none; HDF5 "
+                            "looks in the current folder, or in that of HDF5_EXTFILE_PREFIX"
                         )
-                found += [(name, source_file, inner) for source_file, inner in _list_sources(dataset).items()]
-        return found
+                sources += [
+                    (name, source_file, source_names) for source_file, source_names in _list_sources(dataset).items()
+                ]
+        return sources
 
     if not names:
         return []
     try:
-        return library.call_library(look_up)
+        return library.call_library(read_sources)
     except OSError as error:
-        why = describe_lock(file) or f"found {error}"
-        raise ReaderError(f"{path}: {key!r} is made of other files: expected a whole HDF5 file {file}, {why}") from None
+        reason = describe_lock(file) or f"found {error}"
+        raise ReaderError(
+            f"{path}: {key!r} is made of other files: expected a whole HDF5 file {file}, {reason}"
+        ) from None
 
 
 def _list_sources(dataset: Any) -> dict[str, set[str]]:
     """The sources of a virtual dataset: names of datasets, keyed by the name of their file."""
-    found: dict[str, set[str]] = {}
+    sources: dict[str, set[str]] = {}
     for source in dataset.virtual_sources() if dataset.is_virtual else []:
         # "%%" is an escaped "%". "\0", which no name contains, replaces it first, so that "%%b" is not read as "%b".
         names = [name.replace("%%", "\0") for name in (source.file_name, source.dset_name)]
         if not any("%b" in name for name in names):  # a series with "%b" may have any number of sources
-            file, inner = (name.replace("\0", "%") for name in names)
-            found.setdefault(file, set()).add(inner)
-    return found
+            file, dataset_name = (name.replace("\0", "%") for name in names)
+            sources.setdefault(file, set()).add(dataset_name)
+    return sources

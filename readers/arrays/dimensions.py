@@ -70,20 +70,25 @@ class Arrangement:
         return tuple(stored_index)
 
 
-def match_dimensions(first: Sequence[Dimension], found: Sequence[Dimension]) -> Arrangement | None:
-    """The arrangement that brings samples with dimensions `found` into the order of `first`; None if none is needed.
+def match_dimensions(
+    first_dimensions: Sequence[Dimension], other_dimensions: Sequence[Dimension]
+) -> Arrangement | None:
+    """The arrangement that brings samples with `other_dimensions` into the order of `first_dimensions`; None if none is
+    needed.
 
     Dimensions match by name. If both have coordinates, these must be equal up to their order.
 
     Raises:
         DifferentDimensions: nothing shows that two dimensions are the same, or their coordinates differ.
     """
-    if len(first) != len(found):
+    if len(first_dimensions) != len(other_dimensions):
         return None  # callers report different shapes
-    axes = tuple(_find_axis(first, found, axis) for axis in range(len(first)))
+    axes = tuple(_find_axis(first_dimensions, other_dimensions, axis) for axis in range(len(first_dimensions)))
     if len(set(axes)) < len(axes):  # with duplicate names, axes match by their order
-        axes = tuple(range(len(first)))
-    indices = tuple(_match_coordinates(one, found[axis]) for one, axis in zip(first, axes))
+        axes = tuple(range(len(first_dimensions)))
+    indices = tuple(
+        _match_coordinates(dimension, other_dimensions[axis]) for dimension, axis in zip(first_dimensions, axes)
+    )
     if axes == tuple(range(len(axes))) and all(_is_whole(index) for index in indices):
         return None
     return Arrangement(axes, indices)
@@ -93,27 +98,32 @@ def _is_whole(index: slice | np.ndarray) -> bool:
     return isinstance(index, slice) and index == slice(None)
 
 
-def _find_axis(first: Sequence[Dimension], found: Sequence[Dimension], axis: int) -> int:
-    """The axis in `found` of the dimension `first[axis]`, by the first rule that applies:
+def _find_axis(first_dimensions: Sequence[Dimension], other_dimensions: Sequence[Dimension], axis: int) -> int:
+    """The axis in `other_dimensions` of the dimension `first_dimensions[axis]`, by the first rule that applies:
 
     1. The same axis, if the two dimensions there have equal names, or one is unnamed.
     2. The axis with the same name.
-    3. The same axis, if `first` has no dimension of the other name, and both have coordinates to compare.
+    3. The same axis, if `first_dimensions` has no dimension of the other name, and both have coordinates to compare.
 
     Raises DifferentDimensions if none applies.
     """
-    one, other = first[axis], found[axis]
-    found_names = [dimension.name for dimension in found]
-    if not (one.is_named and other.is_named) or one.name == other.name:
+    first_dimension, other_dimension = first_dimensions[axis], other_dimensions[axis]
+    other_names = [dimension.name for dimension in other_dimensions]
+    if not (first_dimension.is_named and other_dimension.is_named) or first_dimension.name == other_dimension.name:
         return axis
-    if one.name in found_names:
-        return found_names.index(one.name)
-    first_names = {dimension.name for dimension in first}
-    if other.name in first_names or one.coordinates is None or other.coordinates is None:
+    if first_dimension.name in other_names:
+        return other_names.index(first_dimension.name)
+    first_names = {dimension.name for dimension in first_dimensions}
+    if (
+        other_dimension.name in first_names
+        or first_dimension.coordinates is None
+        or other_dimension.coordinates is None
+    ):
         raise DifferentDimensions(
-            f"the dimensions {_list_names(first)}, found {_list_names(found)}, and nothing shows that {one.name!r} is "
-            f"{other.name!r}. If they are the same, read each as a data set of its own and join the arrays, or give "
-            f"them one name in the files (ncrename -d {other.name},{one.name})"
+            f"the dimensions {_list_names(first_dimensions)}, found {_list_names(other_dimensions)}, and nothing shows "
+            f"that {first_dimension.name!r} is {other_dimension.name!r}. If they are the same, read each as a data set "
+            "of its own and join the arrays, or give them one name in the files (ncrename -d "
+            f"{other_dimension.name},{first_dimension.name})"
         )
     return axis
 
@@ -122,68 +132,78 @@ def _list_names(dimensions: Sequence[Dimension]) -> str:
     return ", ".join(dimension.name or "(no name)" for dimension in dimensions)
 
 
-def _match_coordinates(first: Dimension, found: Dimension) -> slice | np.ndarray:
-    """The index that brings the coordinates of `found` into the order of `first`."""
-    one, other = first.coordinates, found.coordinates
-    if one is None or other is None or len(one) != len(other) or not len(one):
+def _match_coordinates(first_dimension: Dimension, other_dimension: Dimension) -> slice | np.ndarray:
+    """The index that brings the coordinates of `other_dimension` into the order of `first_dimension`."""
+    first_values, other_values = first_dimension.coordinates, other_dimension.coordinates
+    if first_values is None or other_values is None or len(first_values) != len(other_values) or not len(first_values):
         return slice(None)  # coordinates are unknown, or callers report different lengths
-    if "since" in first.units + found.units and _parse_units(first.units) != _parse_units(found.units):
+    if "since" in first_dimension.units + other_dimension.units and _parse_units(first_dimension.units) != _parse_units(
+        other_dimension.units
+    ):
         raise DifferentDimensions(
-            f"the times along {first.name!r} in {first.units!r}, found {found.units!r}; write them in the same units"
+            f"the times along {first_dimension.name!r} in {first_dimension.units!r}, found {other_dimension.units!r}; "
+            "write them in the same units"
         )
-    differ = _find_differences(one, other)
-    if not differ.any():
+    is_different = _find_differences(first_values, other_values)
+    if not is_different.any():
         return slice(None)
-    if len(np.unique(one)) == len(one):  # duplicate values could not be told apart
-        if not _find_differences(one, other[::-1]).any():
+    if len(np.unique(first_values)) == len(first_values):  # duplicate values could not be told apart
+        if not _find_differences(first_values, other_values[::-1]).any():
             return slice(None, None, -1)
-        order, other_order = np.argsort(one, kind="stable"), np.argsort(other, kind="stable")
-        if not _find_differences(one[order], other[other_order]).any():
-            indices = np.empty(len(one), np.int64)
-            indices[order] = other_order
+        first_order, other_order = np.argsort(first_values, kind="stable"), np.argsort(other_values, kind="stable")
+        if not _find_differences(first_values[first_order], other_values[other_order]).any():
+            indices = np.empty(len(first_values), np.int64)
+            indices[first_order] = other_order
             return indices
-    index = int(differ.argmax())
+    index = int(is_different.argmax())
     raise DifferentDimensions(
-        f"the coordinates {one[0]} to {one[-1]} along {first.name!r}, found {other[0]} to {other[-1]}: at index "
-        f"{index}, {one[index]} and {other[index]}. Interpolate the files to one grid, such as by xarray's "
-        "interp_like or reindex_like, or read them as data sets of their own"
+        f"the coordinates {first_values[0]} to {first_values[-1]} along {first_dimension.name!r}, found "
+        f"{other_values[0]} to {other_values[-1]}: at index {index}, {first_values[index]} and {other_values[index]}. "
+        "Interpolate the files to one grid, such as by xarray's interp_like or reindex_like, or read them as data sets "
+        "of their own"
     )
 
 
 def _parse_units(text: str) -> tuple[str, ...]:
     """Parse units of time into a unit and the numbers of a date and time in UTC; (`text`,) for any other form."""
-    found = _TIME_UNITS.fullmatch(text.strip())
-    if found is None:
+    match = _TIME_UNITS.fullmatch(text.strip())
+    if match is None:
         return (text,)
-    unit, *numbers = found.groups()
-    names = [names[0] for names in _UNIT_NAMES if unit.lower() in names]
-    return (*(names or [unit]), *(str(float(number or 0)) for number in numbers))
+    unit, *numbers = match.groups()
+    unit_names = [names[0] for names in _UNIT_NAMES if unit.lower() in names]
+    return (*(unit_names or [unit]), *(str(float(number or 0)) for number in numbers))
 
 
-def _find_differences(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+def _find_differences(first_values: np.ndarray, other_values: np.ndarray) -> np.ndarray:
     """A boolean mask of the indices at which two coordinate arrays of equal length differ by more than rounding.
 
     The same coordinates may be float32 in one file and float64 in another, or be computed differently. A difference
     counts as rounding up to the rounding errors of both dtypes plus a thousandth of the smallest step, if that is less
     than half a step.
     """
-    kinds = {one.dtype.kind, other.dtype.kind}
+    kinds = {first_values.dtype.kind, other_values.dtype.kind}
     if not kinds <= set("biuf"):  # such as texts
-        return np.asarray(one != other) if len(kinds) == 1 else np.ones(len(one), bool)
+        return np.asarray(first_values != other_values) if len(kinds) == 1 else np.ones(len(first_values), bool)
     if "f" not in kinds:
-        return np.asarray(one != other)
-    first, second = one.astype(np.float64), other.astype(np.float64)
-    steps = np.concatenate([np.diff(np.sort(values)) for values in (first, second)])
-    step = steps[steps > 0].min(initial=np.inf)
+        return np.asarray(first_values != other_values)
+    first_floats, other_floats = first_values.astype(np.float64), other_values.astype(np.float64)
+    steps = np.concatenate([np.diff(np.sort(values)) for values in (first_floats, other_floats)])
+    smallest_step = steps[steps > 0].min(initial=np.inf)
     with np.errstate(invalid="ignore"):
-        rounding = [
-            np.spacing(np.abs(values)).astype(np.float64) / 2 for values in (one, other) if values.dtype.kind == "f"
+        rounding_errors = [
+            np.spacing(np.abs(values)).astype(np.float64) / 2
+            for values in (first_values, other_values)
+            if values.dtype.kind == "f"
         ]
-        allowed = np.sum(rounding, axis=0) + (1e-3 * step if np.isfinite(step) else 0.0)
-        if (allowed >= step / 2).any():  # then rounding cannot be told from another coordinate
-            allowed = np.zeros(len(one))
-        same = (first == second) | (np.abs(first - second) <= allowed) | (np.isnan(first) & np.isnan(second))
-    return np.asarray(~same)
+        tolerance = np.sum(rounding_errors, axis=0) + (1e-3 * smallest_step if np.isfinite(smallest_step) else 0.0)
+        if (tolerance >= smallest_step / 2).any():  # then rounding cannot be told from another coordinate
+            tolerance = np.zeros(len(first_values))
+        is_same = (
+            (first_floats == other_floats)
+            | (np.abs(first_floats - other_floats) <= tolerance)
+            | (np.isnan(first_floats) & np.isnan(other_floats))
+        )
+    return np.asarray(~is_same)
 
 
 def make_dimension(name: Any, values: Any, units: Any) -> Dimension:

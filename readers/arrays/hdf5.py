@@ -71,14 +71,14 @@ class Hdf5(Stack):
         check_whole(path, name)
 
     def list_names(self, file: Any) -> list[str]:
-        found: list[str] = []
+        names: list[str] = []
 
         def visit(name: str, item: Any) -> None:
             if isinstance(item, h5py.Dataset) and not _is_bare_dimension(item):
-                found.append(name.replace(_HIDDEN, ""))
+                names.append(name.replace(_HIDDEN, ""))
 
         file.visititems(visit)
-        return found
+        return names
 
 
 def check_whole(path: Path, name: str) -> None:
@@ -92,17 +92,17 @@ def check_whole(path: Path, name: str) -> None:
             is_composed = dataset is not None and (dataset.is_virtual or dataset.external)
             return (Path(dataset.file.filename), str(dataset.name).strip("/")) if is_composed else None
 
-    if composed := library.call_library(find_composed):
-        contents.check_sources(*composed)
+    if composed_dataset := library.call_library(find_composed):
+        contents.check_sources(*composed_dataset)
 
 
 def _find_dataset(file: Any, name: str) -> Any:
     """The dataset of a variable, including a variable that netCDF-4 has renamed; None if there is none."""
-    *groups, last = name.strip("/").split("/")
-    for candidate in (last, _HIDDEN + last):
-        found = file.get("/".join([*groups, candidate]))
-        if isinstance(found, h5py.Dataset) and not _is_bare_dimension(found):
-            return found
+    *groups, dataset_name = name.strip("/").split("/")
+    for candidate in (dataset_name, _HIDDEN + dataset_name):
+        dataset = file.get("/".join([*groups, candidate]))
+        if isinstance(dataset, h5py.Dataset) and not _is_bare_dimension(dataset):
+            return dataset
     return None
 
 
@@ -153,8 +153,8 @@ class _Variable(Variable):
 
     def fill_array(self, target: np.ndarray, start: int, stop: int) -> None:
         # HDF5 can write into `target` if stored samples have its order, memory layout and dtype.
-        in_order = self.axis == 0 and self.arrangement is None and target.flags.c_contiguous
-        if not in_order or target.dtype != self._dataset.dtype or not target.size:
+        is_in_order = self.axis == 0 and self.arrangement is None and target.flags.c_contiguous
+        if not is_in_order or target.dtype != self._dataset.dtype or not target.size:
             super().fill_array(target, start, stop)
             return
         for begin, end in self.split_slabs(start, stop, self.choose_slab(target.nbytes)):
@@ -163,10 +163,10 @@ class _Variable(Variable):
 
     def read_samples(self, start: int, stop: int) -> np.ndarray:
         # Indexing is not used: h5py has a fast path for it that is never collective.
-        found = np.empty((*self.shape[: self.axis], stop - start, *self.shape[self.axis + 1 :]), self._dataset.dtype)
-        if found.size:
-            self._dataset.read_direct(found, self.make_index(start, stop))
-        return np.moveaxis(found, self.axis, 0)
+        samples = np.empty((*self.shape[: self.axis], stop - start, *self.shape[self.axis + 1 :]), self._dataset.dtype)
+        if samples.size:
+            self._dataset.read_direct(samples, self.make_index(start, stop))
+        return np.moveaxis(samples, self.axis, 0)
 
     def read_into(self, piece: np.ndarray, start: int, stop: int) -> None:
         self._dataset.read_direct(piece.view(np.ndarray), np.s_[start:stop])

@@ -38,8 +38,8 @@ class OpenFile:
     library would crash.
     """
 
-    def __init__(self, open: Callable[[], Any]):
-        self.file = call_library(open)
+    def __init__(self, open_file: Callable[[], Any]):
+        self.file = call_library(open_file)
         self._finish = weakref.finalize(self, _close_dropped, self.file.close, os.getpid())
         self._finish.atexit = False
 
@@ -85,8 +85,8 @@ class _Worker(threading.Thread):
             action, results = self.actions.get()
             try:
                 result, error = action(), None
-            except BaseException as raised:  # raised again in the waiting thread
-                result, error = None, raised
+            except BaseException as exception:  # raised again in the waiting thread
+                result, error = None, exception
             results.put((result, error))
             del action, results, result, error  # an idle worker keeps no file or array alive
 
@@ -123,7 +123,7 @@ def call_library(action: Callable[[], Result], max_seconds: float | None = None)
         _close_dropped()
 
 
-def _call_by_worker(action: Callable[[], Result], limit: float) -> Result:
+def _call_by_worker(action: Callable[[], Result], max_seconds: float) -> Result:
     """Run `action()` on the worker thread. The caller holds the lock."""
     global _worker
     if _worker is None or not _worker.is_alive():  # a forked child does not have its parent's threads
@@ -132,7 +132,7 @@ def _call_by_worker(action: Callable[[], Result], limit: float) -> Result:
         raise ReaderError(
             "an earlier library call never returned from a damaged file; restart Python to read other files"
         )
-    begin = _worker.measure_processor_time()
+    begin_seconds = _worker.measure_processor_time()
     # A queue of this call: the caller of an earlier one may not have waited for its result (KeyboardInterrupt).
     results: _Results = queue.SimpleQueue()
     _worker.actions.put((action, results))
@@ -141,9 +141,11 @@ def _call_by_worker(action: Callable[[], Result], limit: float) -> Result:
             result, error = results.get(timeout=_CHECK_SECONDS)
             break
         except queue.Empty:
-            if _worker.measure_processor_time() - begin > limit:
+            if _worker.measure_processor_time() - begin_seconds > max_seconds:
                 _worker.stop_thread()
-                raise ReaderError(f"one call of its library used {limit:.0f} s of CPU time without an end") from None
+                raise ReaderError(
+                    f"one call of its library used {max_seconds:.0f} s of CPU time without an end"
+                ) from None
     if error is not None:
         raise error
     return result

@@ -62,27 +62,27 @@ class NetCdf(Stack):
         if netcdf_header.is_classic(head):
             netcdf_header.check_header(path)
         elif head != SIGNATURE:
-            begin = f"43 44 46 (classic) or {SIGNATURE.hex(' ')} (NetCDF-4)"
-            raise files.make_magic_error(path, f"a NetCDF file, which begins with {begin}", head)
-        usual = netCDF4.get_chunk_cache()
+            beginnings = f"43 44 46 (classic) or {SIGNATURE.hex(' ')} (NetCDF-4)"
+            raise files.make_magic_error(path, f"a NetCDF file, which begins with {beginnings}", head)
+        usual_cache = netCDF4.get_chunk_cache()
         # Slabs consist of complete chunks, so no chunk is read twice and the default cache of 64 MiB is not needed. The
         # default of the library is changed during opening, because changing it for one variable fails if the variable
         # has the name of a dimension.
-        netCDF4.set_chunk_cache(_CACHE_BYTES, *usual[1:])
+        netCDF4.set_chunk_cache(_CACHE_BYTES, *usual_cache[1:])
         try:
             return netCDF4.Dataset(path)
         finally:
-            netCDF4.set_chunk_cache(*usual)
+            netCDF4.set_chunk_cache(*usual_cache)
 
     def open_together(self, path: Path, communicator: Any) -> Any:
         return netCDF4.Dataset(path, parallel=True, comm=communicator)
 
     def find_variable(self, file: Any, path: Path, name: str) -> Variable | None:
-        found = _find_stored(file, name)
-        if found is None:
+        variable = _find_stored(file, name)
+        if variable is None:
             return None
-        is_text = found.dtype is str or getattr(found.dtype, "kind", "") == "S"
-        return _make_text(self, path, name, found) if is_text else _Variable(self, path, name, found)
+        is_text = variable.dtype is str or getattr(variable.dtype, "kind", "") == "S"
+        return _make_text(self, path, name, variable) if is_text else _Variable(self, path, name, variable)
 
     def check_whole(self, file: Any, path: Path, name: str) -> None:
         """Raises ReaderError if a file that the variable refers to is missing.
@@ -91,29 +91,29 @@ class NetCdf(Stack):
         """
 
         def may_refer_to_files() -> bool:
-            found = _find_stored(file, name) if file.disk_format == "HDF5" else None
+            variable = _find_stored(file, name) if file.disk_format == "HDF5" else None
             # "contiguous" is netCDF4's name for every storage without chunks.
-            return found is not None and found.chunking() == "contiguous"
+            return variable is not None and variable.chunking() == "contiguous"
 
         if library.call_library(may_refer_to_files):
             hdf5.check_whole(path, name)
 
     def list_names(self, file: Any) -> list[str]:
-        def walk(group: Any, before: str) -> list[str]:
-            inner = [name for key, part in group.groups.items() for name in walk(part, f"{before}{key}/")]
-            return [before + name for name in group.variables] + inner
+        def walk(group: Any, prefix: str) -> list[str]:
+            inner_names = [name for key, subgroup in group.groups.items() for name in walk(subgroup, f"{prefix}{key}/")]
+            return [prefix + name for name in group.variables] + inner_names
 
         return walk(file, "")
 
 
 def _find_stored(group: Any, name: str) -> Any:
     """The variable at the path `name` in a group; None if there is none."""
-    *groups, last = name.strip("/").split("/")
-    for inner in groups:
-        if inner not in group.groups:
+    *groups, variable_name = name.strip("/").split("/")
+    for group_name in groups:
+        if group_name not in group.groups:
             return None
-        group = group.groups[inner]
-    return group.variables.get(last)
+        group = group.groups[group_name]
+    return group.variables.get(variable_name)
 
 
 def _make_text(owner: NetCdf, path: Path, name: str, variable: Any) -> TextVariable:
@@ -125,11 +125,11 @@ def _make_text(owner: NetCdf, path: Path, name: str, variable: Any) -> TextVaria
         variable.set_auto_chartostring(False)
 
     def read(index: tuple[slice, ...]) -> Any:
-        found = variable[index]
+        values = variable[index]
         if not has_letters:
-            return found
-        rows = np.ascontiguousarray(np.ma.filled(found, b""))
-        return rows.view(f"S{rows.shape[-1]}")[..., 0]
+            return values
+        characters = np.ascontiguousarray(np.ma.filled(values, b""))
+        return characters.view(f"S{characters.shape[-1]}")[..., 0]
 
     read_dimension = functools.partial(_read_dimension, variable)
     return TextVariable(owner, path, name, variable.shape[: len(names)], names, read, read_dimension)
@@ -140,10 +140,10 @@ def _read_dimension(variable: Any, axis: int) -> Dimension:
     name, group = variable.dimensions[axis], variable.group()
     while group is not None and name not in group.dimensions:
         group = group.parent
-    along = group.variables.get(name) if group is not None else None
-    if along is None or along.dimensions != (name,):
+    coordinates = group.variables.get(name) if group is not None else None
+    if coordinates is None or coordinates.dimensions != (name,):
         return Dimension(name)
-    return make_dimension(name, along[:], getattr(along, "units", ""))
+    return make_dimension(name, coordinates[:], getattr(coordinates, "units", ""))
 
 
 class _Variable(Variable):
@@ -160,20 +160,20 @@ class _Variable(Variable):
         chunks = variable.chunking()
         if isinstance(chunks, (list, tuple)):
             self.chunk = int(chunks[self.axis])
-        stored = np.dtype(variable.dtype).newbyteorder("=")
-        if stored.kind == "i" and str(getattr(variable, "_Unsigned", "")).lower() == "true":
-            stored = np.dtype(f"u{stored.itemsize}")
+        stored_dtype = np.dtype(variable.dtype).newbyteorder("=")
+        if stored_dtype.kind == "i" and str(getattr(variable, "_Unsigned", "")).lower() == "true":
+            stored_dtype = np.dtype(f"u{stored_dtype.itemsize}")
         scales = [variable.getncattr(key) for key in ("scale_factor", "add_offset") if key in variable.ncattrs()]
         try:
-            self.dtype = np.result_type(stored, *[np.asarray(scale).dtype for scale in scales])
+            self.dtype = np.result_type(stored_dtype, *[np.asarray(scale).dtype for scale in scales])
         except TypeError:
             self.dtype = np.dtype(object)  # an error in the next line
         if self.dtype.kind not in "biufc":
             raise ReaderError(f"{path}: expected numbers as scale_factor and add_offset of {name!r}, found {scales}")
 
         # Single bytes have no default fill value, although the library assumes one.
-        marks = {"_FillValue", "missing_value", "valid_min", "valid_max", "valid_range"}
-        if stored.itemsize == 1 and not marks & set(variable.ncattrs()):
+        mark_names = {"_FillValue", "missing_value", "valid_min", "valid_max", "valid_range"}
+        if stored_dtype.itemsize == 1 and not mark_names & set(variable.ncattrs()):
             variable.set_auto_mask(False)
         self._plain_fill = self._find_plain_fill()
 
@@ -191,12 +191,12 @@ class _Variable(Variable):
             return None
         # Searching here takes one pass over the values; the library's masked arrays take several.
         variable.set_auto_maskandscale(False)
-        usual = netCDF4.default_fillvals[self.dtype.str[1:]]
-        return self.dtype.type(getattr(variable, "_FillValue", usual))
+        default_fill = netCDF4.default_fillvals[self.dtype.str[1:]]
+        return self.dtype.type(getattr(variable, "_FillValue", default_fill))
 
     def choose_slab(self, size: int) -> int:
-        least, most = _SLAB_BYTES
-        return min(most, max(least, size // _SLABS))
+        min_bytes, max_bytes = _SLAB_BYTES
+        return min(max_bytes, max(min_bytes, size // _SLABS))
 
     def put_slab(self, piece: np.ndarray, slab: np.ndarray, begin: int) -> None:
         if self._plain_fill is not None:
@@ -209,13 +209,13 @@ class _Variable(Variable):
         # None: the caller reads slabs.
         if self._plain_fill is None or self.arrangement or self.axis or not 0 < size <= _MOST_AT_ONCE:
             return None
-        found = self._owner.fetch(self._path, self, lambda variable: variable.read_samples(start, stop), size)
-        values = np.ma.getdata(found)
+        samples = self._owner.fetch(self._path, self, lambda variable: variable.read_samples(start, stop), size)
+        values = np.ma.getdata(samples)
         if values.shape != (stop - start, *self.row_shape) or values.dtype != self.dtype or not values.flags.carray:
             return None
-        step = max(1, _PIECE_BYTES * len(values) // size)
-        for begin in range(0, len(values), step):
-            self._restore_missing(values[begin : begin + step])
+        piece_rows = max(1, _PIECE_BYTES * len(values) // size)
+        for begin in range(0, len(values), piece_rows):
+            self._restore_missing(values[begin : begin + piece_rows])
         # np.asarray(shard) is recognised as a shard only if its base is the shard. If the shard were a view of an
         # array, `values`, NumPy would set that base to `values`. So the shard is made from a buffer.
         return ShardArray(values.shape, values.dtype, memoryview(values))

@@ -29,13 +29,13 @@ def check_header(path: Path) -> None:
     """
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
-        least, most = _Header(path, file, size).compute_sizes()
-    if size < least:
-        raise ReaderError(f"{path}: truncated: its header describes {least} bytes, found {size}")
-    if size > most:
+        min_size, max_size = _Header(path, file, size).compute_sizes()
+    if size < min_size:
+        raise ReaderError(f"{path}: truncated: its header describes {min_size} bytes, found {size}")
+    if size > max_size:
         raise ReaderError(
-            f"{path}: too long: its header describes {most} bytes, found {size}. Bytes were inserted, so that values "
-            "may be shifted, or the file is still being written"
+            f"{path}: too long: its header describes {max_size} bytes, found {size}. Bytes were inserted, so that "
+            "values may be shifted, or the file is still being written"
         )
 
 
@@ -54,8 +54,10 @@ class _Header:
         self._position_bytes = 4 if version == 1 else 8
 
     def _make_error(self, expected: str, found: object) -> ReaderError:
-        at = self._file.tell()
-        return ReaderError(f"{self._path}: damaged NetCDF header before byte {at}: expected {expected}, found {found}")
+        position = self._file.tell()
+        return ReaderError(
+            f"{self._path}: damaged NetCDF header before byte {position}: expected {expected}, found {found}"
+        )
 
     def _read_number(self, width: int) -> int:
         data = self._file.read(width)
@@ -66,10 +68,10 @@ class _Header:
             )
         return int.from_bytes(data, "big")
 
-    def _read_count(self, of: str) -> int:
+    def _read_count(self, items: str) -> int:
         count = self._read_number(self._count_bytes)
         if count > self._size:
-            raise self._make_error(f"a number of {of} that fits into {self._size} bytes", count)
+            raise self._make_error(f"a number of {items} that fits into {self._size} bytes", count)
         return count
 
     def _skip_bytes(self, count: int) -> None:
@@ -77,28 +79,28 @@ class _Header:
             raise self._make_error(f"at most {self._size} bytes in all", f"{count} more")
         self._file.seek(_pad_count(count), os.SEEK_CUR)
 
-    def _read_list(self, tag: int, of: str) -> int:
+    def _read_list(self, tag: int, items: str) -> int:
         """Reads the beginning of a list and returns its number of entries."""
-        found, count = self._read_number(4), self._read_count(of)
-        if found not in (0, tag) or (found == 0 and count):
-            raise self._make_error(f"a list of {of} (tag {tag})", f"tag {found}")
+        found_tag, count = self._read_number(4), self._read_count(items)
+        if found_tag not in (0, tag) or (found_tag == 0 and count):
+            raise self._make_error(f"a list of {items} (tag {tag})", f"tag {found_tag}")
         return count
 
     def _read_type(self) -> int:
-        kind = self._read_number(4)
-        if kind not in _BYTES or (kind > 6 and self._count_bytes == 4):
-            raise self._make_error("a type of values", kind)
-        return _BYTES[kind]
+        type_number = self._read_number(4)
+        if type_number not in _BYTES or (type_number > 6 and self._count_bytes == 4):
+            raise self._make_error("a type of values", type_number)
+        return _BYTES[type_number]
 
     def _skip_attributes(self) -> None:
         for _ in range(self._read_list(_ATTRIBUTE, "attributes")):
             self._skip_bytes(self._read_count("letters"))
-            each = self._read_type()
-            self._skip_bytes(each * self._read_count("values"))
+            value_bytes = self._read_type()
+            self._skip_bytes(value_bytes * self._read_count("values"))
 
     def compute_sizes(self) -> tuple[int, int]:
         """The size in bytes of a file with all values of the header, (without, with) the padding at its end."""
-        records = self._read_number(self._count_bytes)  # the length of the unlimited dimension
+        record_count = self._read_number(self._count_bytes)  # the length of the unlimited dimension
         lengths = []  # of the dimensions; 0: the unlimited one
         for _ in range(self._read_list(_DIMENSION, "dimensions")):
             self._skip_bytes(self._read_count("letters"))
@@ -106,32 +108,37 @@ class _Header:
         self._skip_attributes()
         # For each variable: (end, padded end); or, if it varies along the unlimited dimension, its position in the
         # first record, and its bytes in a record.
-        ends, per_record = [], []
+        ends, record_variables = [], []
         for _ in range(self._read_list(_VARIABLE, "variables")):
             self._skip_bytes(self._read_count("letters"))
             dimensions = [self._read_number(self._count_bytes) for _ in range(self._read_count("dimensions"))]
             if any(dimension >= len(lengths) for dimension in dimensions):
                 raise self._make_error(f"dimensions below {len(lengths)}", dimensions)
             self._skip_attributes()
-            bytes_here = self._read_type()
+            variable_bytes = self._read_type()
             self._read_number(self._count_bytes)  # the stored size is wrong for large variables
             begin = self._read_number(self._position_bytes)
-            varies = bool(dimensions) and lengths[dimensions[0]] == 0
-            for dimension in dimensions[1:] if varies else dimensions:
-                bytes_here *= lengths[dimension]
-            if varies:
-                per_record.append((begin, bytes_here))
+            is_record_variable = bool(dimensions) and lengths[dimensions[0]] == 0
+            for dimension in dimensions[1:] if is_record_variable else dimensions:
+                variable_bytes *= lengths[dimension]
+            if is_record_variable:
+                record_variables.append((begin, variable_bytes))
             else:
-                ends.append((begin + bytes_here, begin + _pad_count(bytes_here)))
+                ends.append((begin + variable_bytes, begin + _pad_count(variable_bytes)))
         ends.append((self._file.tell(), self._file.tell()))  # of the header
         # Without records, the file may end before the position of the first record, or at it. So this position counts
         # for the largest size only.
-        ends.append((0, min((begin for begin, _ in per_record), default=0)))
-        if per_record and records:
-            if records == 2 ** (8 * self._count_bytes) - 1:
+        ends.append((0, min((begin for begin, _ in record_variables), default=0)))
+        if record_variables and record_count:
+            if record_count == 2 ** (8 * self._count_bytes) - 1:
                 raise self._make_error("the number of records", "none (the file was not closed by its writer)")
             # A single record variable is stored without padding, but the C library pads its last record.
-            is_single = len(per_record) == 1
-            before = (records - 1) * sum(count if is_single else _pad_count(count) for _, count in per_record)
-            ends += [(begin + before + count, begin + before + _pad_count(count)) for begin, count in per_record]
-        return max(least for least, _ in ends), max(most for _, most in ends)
+            is_single = len(record_variables) == 1
+            earlier_bytes = (record_count - 1) * sum(
+                count if is_single else _pad_count(count) for _, count in record_variables
+            )
+            ends += [
+                (begin + earlier_bytes + count, begin + earlier_bytes + _pad_count(count))
+                for begin, count in record_variables
+            ]
+        return max(end for end, _ in ends), max(padded_end for _, padded_end in ends)

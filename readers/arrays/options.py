@@ -18,12 +18,12 @@ def list_names(names: Names | None) -> list[str]:
     """The option data= or labels= as a list of names. Raises TypeError if it is invalid."""
     if names is None:
         return []
-    several = [names] if isinstance(names, str) else names
-    if not isinstance(several, (list, tuple)) or not all(isinstance(name, str) for name in several):
+    name_list = [names] if isinstance(names, str) else names
+    if not isinstance(name_list, (list, tuple)) or not all(isinstance(name, str) for name in name_list):
         raise TypeError(
             f"DataSet: expected data and labels to be names in the file; given {arguments.describe_value(names)}"
         )
-    return list(several)
+    return list(name_list)
 
 
 def list_dtypes(dtype: Any, variable_names: dict[str, list[str]]) -> tuple[dict[str, np.dtype], set[str]]:
@@ -33,29 +33,29 @@ def list_dtypes(dtype: Any, variable_names: dict[str, list[str]]) -> tuple[dict[
     """
     if dtype is None:
         return {}, set()
-    by_name = dtype if isinstance(dtype, Mapping) else dict.fromkeys(variable_names["data"], dtype)
-    found: dict[str, np.dtype] = {}
+    dtypes_by_name = dtype if isinstance(dtype, Mapping) else dict.fromkeys(variable_names["data"], dtype)
+    field_dtypes: dict[str, np.dtype] = {}
     text_names = set()
-    for name, kind in by_name.items():
+    for name, kind in dtypes_by_name.items():
         fields = [field for field, names in variable_names.items() if name in names]
         if not fields:
-            there = [known_name for names in variable_names.values() for known_name in names]
+            known_names = [known_name for names in variable_names.values() for known_name in names]
             raise ValueError(
-                f"DataSet: dtype names {name!r}; the variables that are read are {', '.join(there)}"
-                f"{files.suggest_similar(name, there)}"
+                f"DataSet: dtype names {name!r}; the variables that are read are {', '.join(known_names)}"
+                f"{files.suggest_similar(name, known_names)}"
             )
-        given = make_dtype(kind)
-        if given.kind == "U":
+        given_dtype = make_dtype(kind)
+        if given_dtype.kind == "U":
             text_names.add(name)
             continue
-        if given.kind not in "biufc":
-            raise TypeError(f"DataSet: dtype must be numeric, or str for a variable; given {given}")
+        if given_dtype.kind not in "biufc":
+            raise TypeError(f"DataSet: dtype must be numeric, or str for a variable; given {given_dtype}")
         for field in fields:  # a field has one dtype, for all its variables
-            found[field] = np.result_type(given, found.get(field, given))
-    return found, text_names
+            field_dtypes[field] = np.result_type(given_dtype, field_dtypes.get(field, given_dtype))
+    return field_dtypes, text_names
 
 
-def check_holds(given: np.dtype, stored: np.dtype, where: str) -> None:
-    """Raises ReaderError if dtype `given` cannot represent the values of dtype `stored`. Floats may be rounded."""
-    if not (np.can_cast(stored, given) or (given.kind == "f" and stored.kind != "c")):
-        raise ReaderError(f"{where} holds values of {stored}, which dtype={given.name!r} cannot hold")
+def check_holds(requested_dtype: np.dtype, stored_dtype: np.dtype, place: str) -> None:
+    """Raises ReaderError if `requested_dtype` cannot represent values of `stored_dtype`. Floats may be rounded."""
+    if not (np.can_cast(stored_dtype, requested_dtype) or (requested_dtype.kind == "f" and stored_dtype.kind != "c")):
+        raise ReaderError(f"{place} holds values of {stored_dtype}, which dtype={requested_dtype.name!r} cannot hold")

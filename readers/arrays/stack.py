@@ -153,8 +153,8 @@ class Stack(Format):
             return self._transfers.fetch(path, variable.name, action)
         return library.call_library(lambda: action(variable), library.estimate_seconds(size))
 
-    def convert_errors(self, path: Path, doing: str = "opening") -> contextlib.AbstractContextManager[None]:
-        return contents.convert_errors(path, self.kind, doing)
+    def convert_errors(self, path: Path, activity: str = "opening") -> contextlib.AbstractContextManager[None]:
+        return contents.convert_errors(path, self.kind, activity)
 
     def _read_headers(self, path: Path) -> None:
         """Find the variables of a file, and compare them with those of the first file."""
@@ -162,8 +162,8 @@ class Stack(Format):
         lengths = {}
         for field, names in self.variable_names.items():
             # Without data=, `_require_variable` raises an error that lists the variables of the file.
-            required: Sequence[str | None] = names or ([] if field == "labels" else [None])
-            for name in required:
+            required_names: Sequence[str | None] = names or ([] if field == "labels" else [None])
+            for name in required_names:
                 if name is not None:
                     with self.convert_errors(path, f"looking for {name!r} in"):
                         self.check_whole(file, path, name)
@@ -186,25 +186,27 @@ class Stack(Format):
     def _require_variable(self, file: Any, path: Path, name: str | None) -> Variable:
         """The variable `name`; errors list the names of the file. None: data= was not given, which is an error."""
         with self.convert_errors(path, "looking for variables in"):
-            found = library.call_library(lambda: self.find_variable(file, path, name)) if name is not None else None
-            if found is not None:
-                return found
+            variable = library.call_library(lambda: self.find_variable(file, path, name)) if name is not None else None
+            if variable is not None:
+                return variable
             names = library.call_library(lambda: self.list_names(file))
-        there = files.format_names(names, most=30)
+        names_text = files.format_names(names, most=30)
         if name is None:
-            raise TypeError(f"{path}: data= has to name the variable to read; the file has {there}")
-        near = files.suggest_similar(name, names)
-        raise ReaderError(f"{path}: expected a variable {name!r}, found none{near}; the file has {there}")
+            raise TypeError(f"{path}: data= has to name the variable to read; the file has {names_text}")
+        suggestion = files.suggest_similar(name, names)
+        raise ReaderError(f"{path}: expected a variable {name!r}, found none{suggestion}; the file has {names_text}")
 
     def _compare_variable(self, field: str, path: Path, variable: Variable) -> None:
         """Set the arrangement of a variable. Raises ReaderError if shape or dtype of samples differ from the first."""
         shape = variable.row_shape
         if len(self.files) * len(self.variable_names[field]) > 1:  # there are others to compare with
             with self.convert_errors(path, f"reading the dimensions of {variable.name!r} from"):
-                stored = library.call_library(variable.list_dimensions)
+                stored_dimensions = library.call_library(variable.list_dimensions)
             first_name, first_file = self.variable_names[field][0], self.files[0]
             try:
-                arrangement = dimensions.match_dimensions(self._dimensions.setdefault(field, stored), stored)
+                arrangement = dimensions.match_dimensions(
+                    self._dimensions.setdefault(field, stored_dimensions), stored_dimensions
+                )
             except dimensions.DifferentDimensions as error:
                 raise ReaderError(
                     f"{path}, {variable.name!r}: expected, as for {first_name!r} of {first_file}, {error}"
@@ -214,14 +216,14 @@ class Stack(Format):
                 shape = arrangement.order_shape(shape)
         if variable.is_text:
             self._texts[variable.name] = None
-        requested = self._field_dtypes.get(field)
-        if requested is not None and not variable.is_text:
-            options.check_holds(requested, variable.dtype, f"{path}: {variable.name!r}")
-        dtype = variable.dtype if requested is None else requested
+        requested_dtype = self._field_dtypes.get(field)
+        if requested_dtype is not None and not variable.is_text:
+            options.check_holds(requested_dtype, variable.dtype, f"{path}: {variable.name!r}")
+        dtype = variable.dtype if requested_dtype is None else requested_dtype
         first_shape, first_dtype = self._shapes.setdefault(field, shape), self._dtypes.setdefault(field, dtype)
         if (shape, dtype) != (first_shape, first_dtype):
-            both = np.result_type(first_dtype, dtype)
-            hint = f"; dtype={both.name!r}, or another one, reads both" if shape == first_shape else ""
+            common_dtype = np.result_type(first_dtype, dtype)
+            hint = f"; dtype={common_dtype.name!r}, or another one, reads both" if shape == first_shape else ""
             raise ReaderError(
                 f"{path}: expected samples of {variable.name!r} like those of {self.variable_names[field][0]!r} in "
                 f"{self.files[0]}, {list(first_shape)} {first_dtype}; found {list(shape)} {dtype}{hint}"
@@ -236,7 +238,10 @@ class Stack(Format):
         """
         if not shape:
             raise ReaderError(f"{path}: expected a dimension of samples in {name!r}, found a single value")
-        names = [one if dimensions.Dimension(one).is_named else None for one in dimension_names]
+        names = [
+            dimension_name if dimensions.Dimension(dimension_name).is_named else None
+            for dimension_name in dimension_names
+        ]
         # Other variables may have the first variable's dimension of samples at another axis.
         if self._sample_name in names:
             return names.index(self._sample_name)
@@ -246,10 +251,10 @@ class Stack(Format):
             return sample % len(shape)
         if isinstance(self._sample, str) and self._sample in dimension_names:
             return list(dimension_names).index(self._sample)
-        there = ", ".join(map(str, dimension_names)) or f"{len(shape)} without names"
+        dimensions_text = ", ".join(map(str, dimension_names)) or f"{len(shape)} without names"
         raise ReaderError(
-            f"{path}: expected the dimension {self._sample!r} in {name!r} (sample=), found the dimensions {there}"
-            f"{files.suggest_similar(self._sample, dimension_names)}"
+            f"{path}: expected the dimension {self._sample!r} in {name!r} (sample=), found the dimensions "
+            f"{dimensions_text}{files.suggest_similar(self._sample, dimension_names)}"
         )
 
     def count(self, part: str) -> int:
@@ -258,28 +263,28 @@ class Stack(Format):
     def find_dtype(self, field: str) -> np.dtype:
         """The dtype of the rows of a field. With missing="nan", integers that may be missing become float64."""
         has_texts = not self._texts.keys().isdisjoint(self.variable_names[field])
-        stored = self._dtypes[field]
+        stored_dtype = self._dtypes[field]
         # Only floats have a NaN.
-        may_be_missing = has_texts or (self.marks_missing and stored.kind in "iu")
-        return np.dtype("f8") if may_be_missing and self.missing == "nan" else stored
+        may_be_missing = has_texts or (self.marks_missing and stored_dtype.kind in "iu")
+        return np.dtype("f8") if may_be_missing and self.missing == "nan" else stored_dtype
 
     # Texts need one survey, a search of all files before any row is read (formats.py): in `survey` every rank counts
     # the texts of its block of the samples, and `settle` receives the counts of all ranks.
 
     def survey(self, turn: int, ranks: Ranks) -> dict[str, Counter[str]]:
-        found: dict[str, Counter[str]] = {name: Counter() for name in self._texts}
+        text_counts: dict[str, Counter[str]] = {name: Counter() for name in self._texts}
         start, stop = slice_bounds.deal_block(self.count("training"), ranks.rank, ranks.size)
-        for number, begin, end in split_range(self._lengths, start, stop):
-            path = self.files[number]
-            for name, texts in found.items():
+        for file_index, begin, end in split_range(self._lengths, start, stop):
+            path = self.files[file_index]
+            for name, counts in text_counts.items():
                 with self.convert_errors(path, f"reading {name!r} from"):
-                    texts += self._require_variable(self._keep_open(path), path, name).count_texts(begin, end)  # type: ignore[attr-defined]
-        return found
+                    counts += self._require_variable(self._keep_open(path), path, name).count_texts(begin, end)  # type: ignore[attr-defined]
+        return text_counts
 
     def settle(self, turn: int, ranks: Ranks, found: Sequence[dict[str, Counter[str]]]) -> None:
         for name in self._texts:
-            texts = [rank_texts[name] for rank_texts in found]
-            self.categories[name] = agree_on_texts(self.files[0], name, texts, name in self._text_names)
+            text_counts = [rank_texts[name] for rank_texts in found]
+            self.categories[name] = agree_on_texts(self.files[0], name, text_counts, name in self._text_names)
             for field in [field for field, names in self.variable_names.items() if name in names]:
                 check_categories(self.files[0], repr(name), len(self.categories[name]), self.find_dtype(field))
 
@@ -287,28 +292,28 @@ class Stack(Format):
         return self._chunks[field]
 
     def describe(self) -> str:
-        parts = [
+        descriptions = [
             f"{names or None}: {self._shapes.get(field)} {self._dtypes.get(field)}"
             for field, names in self.variable_names.items()
         ]
-        return f"{', '.join(parts)}, samples {self._lengths}"
+        return f"{', '.join(descriptions)}, samples {self._lengths}"
 
     def read(self, part: str, field: str, start: int, stop: int) -> np.ndarray:
         names = self.variable_names[field]
-        spans = list(split_range(self._lengths, start, stop))
-        if len(spans) == 1 and self._is_one_variable[field]:  # then one call may return the rows, without a copy
-            number, begin, end = spans[0]
-            path = self.files[number]
+        file_ranges = list(split_range(self._lengths, start, stop))
+        if len(file_ranges) == 1 and self._is_one_variable[field]:  # then one call may return the rows, without a copy
+            file_index, begin, end = file_ranges[0]
+            path = self.files[file_index]
             with self.convert_errors(path, f"reading {names[0]!r} from"):
-                found = self._open_variable(field, path, names[0]).read_at_once(begin, end)
-            if found is not None and found.dtype == self.find_dtype(field):
-                return found
+                samples = self._open_variable(field, path, names[0]).read_at_once(begin, end)
+            if samples is not None and samples.dtype == self.find_dtype(field):
+                return samples
         shape = self._shapes[field] if self._is_one_variable[field] else (*self._shapes[field], len(names))
         rows = ShardArray((stop - start, *shape), self.find_dtype(field))
-        filled = 0
-        for number, begin, end in spans:
-            path, target = self.files[number], rows[filled : filled + end - begin]
-            filled += end - begin
+        filled_rows = 0
+        for file_index, begin, end in file_ranges:
+            path, target = self.files[file_index], rows[filled_rows : filled_rows + end - begin]
+            filled_rows += end - begin
             for channel, name in enumerate(names):
                 with self.convert_errors(path, f"reading {name!r} from"):
                     variable = self._open_variable(field, path, name)
@@ -316,10 +321,10 @@ class Stack(Format):
         return rows
 
     def describe_place(self, part: str, field: str, row: int, index: tuple[int, ...]) -> str:
-        number, row_in_file, _ = next(split_range(self._lengths, row, row + 1))
+        file_index, row_in_file, _ = next(split_range(self._lengths, row, row + 1))
         names = self.variable_names[field]
         name = names[0] if self._is_one_variable[field] else names[index[-1]]
         index = index if self._is_one_variable[field] else index[:-1]
-        path = self.files[number]
+        path = self.files[file_index]
         variable = self._open_variable(field, path, name)
         return f"{path}, {name!r}{[row_in_file, *variable.find_stored_index(index)]}"

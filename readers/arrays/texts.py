@@ -1,6 +1,7 @@
 """Text variables of array files (NetCDF, HDF5 or Zarr).
 
-Values become integers: indices into the sorted list of all texts of all ranks, as for CSV.
+Values become integers: indices into the sorted list of all texts. There are two passes: each rank counts the texts of
+its part (`count_texts`), and all counts make the sorted list (`agree_on_texts`); then each rank writes indices into it.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ _PADDING = "\0 "  # texts of fixed length end with zeros or spaces
 class TextVariable(Variable):
     """A variable of texts. An empty text is a missing value.
 
-    `Variable` reads samples, the entries along one axis, in slabs: ranges of samples that the owner, the `Stack` of all
-    files, fetches from the file by one call.
+    A sample is an entry along one axis. `Variable` reads samples in slabs, which are ranges of samples. The owner, the
+    `Stack` of all files, fetches a slab by one call of the file's library.
 
     Args:
         read: `read(index)` returns the texts at the index of `make_index`.
@@ -60,39 +61,39 @@ class TextVariable(Variable):
 
     def count_texts(self, start: int, stop: int) -> collections.Counter[str]:
         """The number of occurrences of each text in samples `start` to `stop`."""
-        found: collections.Counter[str] = collections.Counter()
+        text_counts: collections.Counter[str] = collections.Counter()
         for begin, end in self.split_slabs(start, stop, _SLAB_BYTES):
             texts, counts = np.unique(self._fetch(begin, end), return_counts=True)
-            found.update(dict(zip(texts.tolist(), counts.tolist(), strict=True)))
-            if len(found) > _MOST_TEXTS:
+            text_counts.update(dict(zip(texts.tolist(), counts.tolist(), strict=True)))
+            if len(text_counts) > _MOST_TEXTS:
                 raise ReaderError(
                     f"{self._path}: expected up to {_MOST_TEXTS} different texts in {self.name!r}, found more"
                 )
-        del found[""]  # empty texts are missing values
-        return found
+        del text_counts[""]  # empty texts are missing values
+        return text_counts
 
     def fill_array(self, target: np.ndarray, start: int, stop: int) -> None:
-        known = np.asarray(self._owner.categories[self.name], str)
+        known_texts = np.asarray(self._owner.categories[self.name], str)
         for begin, end in self.split_slabs(start, stop, _SLAB_BYTES):
             texts = self.order_samples(self._fetch(begin, end))
             piece = target[begin - start : end - start]
-            piece[...] = np.searchsorted(known, texts) if len(known) else 0
-            absent = texts == ""
-            if absent.any():
-                self.put_missing(piece, absent, begin, "a text")
+            piece[...] = np.searchsorted(known_texts, texts) if len(known_texts) else 0
+            is_missing = texts == ""
+            if is_missing.any():
+                self.put_missing(piece, is_missing, begin, "a text")
 
     def _fetch(self, begin: int, end: int) -> np.ndarray:
-        found: np.ndarray = self._owner.fetch(self._path, self, lambda variable: variable.read_samples(begin, end))
-        return found
+        samples: np.ndarray = self._owner.fetch(self._path, self, lambda variable: variable.read_samples(begin, end))
+        return samples
 
 
-def agree_on_texts(path: Path, name: str, found: Sequence[Mapping[str, int]], is_requested: bool) -> list[str]:
+def agree_on_texts(path: Path, name: str, counts_by_rank: Sequence[Mapping[str, int]], is_requested: bool) -> list[str]:
     """The sorted texts of a variable, from the counts of all ranks. Raises ReaderError if most texts are numbers and
     the user has not requested texts.
 
     `path`: a file with the variable, for the message.
     """
-    counts = number_like.add_counts(found)
+    counts = number_like.add_counts(counts_by_rank)
     if not is_requested and number_like.are_numbers(counts):
         number = min(number_like.find_numbers(counts))
         raise ReaderError(

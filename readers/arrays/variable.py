@@ -67,8 +67,8 @@ class Variable(ABC):
 
     def _describe_place(self, begin: int, index: Sequence[int]) -> str:
         """The position of the value at `index` of arranged samples from sample `begin` on, for messages."""
-        row, *inside = index
-        return f"{self._path}, {self.name!r}{[begin + row, *self.find_stored_index(inside)]}"
+        row, *sample_index = index
+        return f"{self._path}, {self.name!r}{[begin + row, *self.find_stored_index(sample_index)]}"
 
     def fill_array(self, target: np.ndarray, start: int, stop: int) -> None:
         """Write samples `start` to `stop`, arranged, into `target`."""
@@ -97,13 +97,13 @@ class Variable(ABC):
 
     def put_missing(self, piece: np.ndarray, mask: np.ndarray, begin: int, expected: str) -> None:
         """Replace the values of `mask` in `piece`, samples from sample `begin` on, as the option missing= says."""
-        how = self._owner.missing  # "error", "nan" or a number
-        if how == "error":
+        missing = self._owner.missing  # "error", "nan" or a number
+        if missing == "error":
             raise make_missing_error(self._describe_place(begin, np.argwhere(mask)[0].tolist()), expected)
-        is_nan = how == "nan" and piece.dtype.kind in "fc"
+        is_nan = missing == "nan" and piece.dtype.kind in "fc"
         if not is_nan:
-            check_fits(how, piece.dtype, f"{self.name!r} of {self._path}")
-        piece[mask] = np.nan if is_nan else how
+            check_fits(missing, piece.dtype, f"{self.name!r} of {self._path}")
+        piece[mask] = np.nan if is_nan else missing
 
     def read_at_once(self, start: int, stop: int) -> np.ndarray | None:
         """Samples `start` to `stop`, if one library call can return them and need not be copied; else None."""
@@ -121,13 +121,13 @@ class Variable(ABC):
         """The index of samples `start` to `stop` in the stored array."""
         return (*[slice(None)] * self.axis, slice(start, stop))
 
-    def split_slabs(self, start: int, stop: int, bytes_each: int) -> Iterator[tuple[int, int]]:
-        """Split `start` to `stop` into ranges of about `bytes_each` bytes that begin at chunks of the file."""
-        row = max(1, int(np.prod(self.row_shape, dtype=np.int64)) * self.dtype.itemsize)
-        length = max(self.chunk, bytes_each // row // self.chunk * self.chunk, 1)
+    def split_slabs(self, start: int, stop: int, slab_bytes: int) -> Iterator[tuple[int, int]]:
+        """Split `start` to `stop` into ranges of about `slab_bytes` bytes that begin at chunks of the file."""
+        row_bytes = max(1, int(np.prod(self.row_shape, dtype=np.int64)) * self.dtype.itemsize)
+        slab_length = max(self.chunk, slab_bytes // row_bytes // self.chunk * self.chunk, 1)
         while start < stop:
             agreement.stop_if_others_failed()
-            end = min(stop, (start // self.chunk) * self.chunk + length)
+            end = min(stop, (start // self.chunk) * self.chunk + slab_length)
             yield start, end
             start = end
 

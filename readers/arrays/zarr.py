@@ -50,16 +50,18 @@ class Zarr(Stack):
         if not path.is_dir():
             return [path]
         # Of a folder: the metadata files of the store and of the arrays that are read.
-        places = {path, *(path / name.strip("/") for names in self.variable_names.values() for name in names)}
-        return sorted(file for place in places for name in _METADATA if (file := place / name).is_file())
+        folders = {path, *(path / name.strip("/") for names in self.variable_names.values() for name in names)}
+        return sorted(file for folder in folders for name in _METADATA if (file := folder / name).is_file())
 
     def open_file(self, path: Path) -> Any:
         head = files.read_head(path)
         if not _is_store(path, head):
-            found = f"a folder with {files.format_names(one.name for one in path.iterdir())}" if path.is_dir() else ""
+            content = (
+                f"a folder with {files.format_names(entry.name for entry in path.iterdir())}" if path.is_dir() else ""
+            )
             raise ReaderError(
                 f"{path}: expected a Zarr store, a folder or a zip archive with {' or '.join(_ROOTS)} in it; found "
-                f"{found or files.describe_head(head)}"
+                f"{content or files.describe_head(head)}"
             )
         return _Store(zarr.storage.ZipStore(str(path), mode="r") if head else str(path))  # a folder has no `head`
 
@@ -86,16 +88,16 @@ class _Store:
 
     def find_array(self, name: str) -> Any:
         """The array of this name; None if there is none. A store that is a single array has the array "/" only."""
-        inside, is_single = name.strip("/"), isinstance(self._root, zarr.Array)
+        array_name, is_single = name.strip("/"), isinstance(self._root, zarr.Array)
         if is_single:
-            return None if inside else self._root
-        found = self._root.get(inside) if inside else None
-        return found if isinstance(found, zarr.Array) else None
+            return None if array_name else self._root
+        array = self._root.get(array_name) if array_name else None
+        return array if isinstance(array, zarr.Array) else None
 
     def list_arrays(self) -> list[str]:
-        def walk(group: Any, before: str) -> list[str]:
-            inner = [name for key, part in group.groups() for name in walk(part, f"{before}{key}/")]
-            return [before + key for key, _ in group.arrays()] + inner
+        def walk(group: Any, prefix: str) -> list[str]:
+            inner_names = [name for key, subgroup in group.groups() for name in walk(subgroup, f"{prefix}{key}/")]
+            return [prefix + key for key, _ in group.arrays()] + inner_names
 
         return ["/"] if isinstance(self._root, zarr.Array) else walk(self._root, "")
 
@@ -116,37 +118,37 @@ def _is_store(path: Path, head: bytes) -> bool:
 
 def _list_dimension_names(array: Any) -> list[str]:
     """The names of dimensions: in version 3 of the metadata, in version 2 as xarray writes them; "" if unnamed."""
-    named = getattr(getattr(array, "metadata", None), "dimension_names", None)
-    named = named or array.attrs.get("_ARRAY_DIMENSIONS")
-    return [str(name or "") for name in named] if named and len(named) == array.ndim else [""] * array.ndim
+    names = getattr(getattr(array, "metadata", None), "dimension_names", None)
+    names = names or array.attrs.get("_ARRAY_DIMENSIONS")
+    return [str(name or "") for name in names] if names and len(names) == array.ndim else [""] * array.ndim
 
 
 def _read_dimension(array: Any, name: str, store: _Store, axis: int) -> Dimension:
     """The dimension at an axis of the array `name`. Its coordinates are the array of its name in the same group."""
     dimension_name = _list_dimension_names(array)[axis]
     group = name.strip("/").rpartition("/")[0]
-    along = store.find_array(f"{group}/{dimension_name}") if dimension_name else None
-    if along is None or along.ndim != 1:
+    coordinates = store.find_array(f"{group}/{dimension_name}") if dimension_name else None
+    if coordinates is None or coordinates.ndim != 1:
         return Dimension(dimension_name)
-    return make_dimension(dimension_name, np.asarray(along[:]), along.attrs.get("units", ""))
+    return make_dimension(dimension_name, np.asarray(coordinates[:]), coordinates.attrs.get("units", ""))
 
 
 def _read_texts(path: Path, name: str, array: Any, index: tuple[slice, ...]) -> np.ndarray:
     """Texts of the array `name`. Raises ReaderError if objects are no texts."""
-    found = np.asarray(array[index])
-    if found.dtype.kind in "TO":
-        found = found.astype(object)
-        other = next((value for value in found.flat if not isinstance(value, str)), None)
-        if other is not None:
-            check_numeric(path, name, found.dtype, f"values of type {type(other).__name__}")
-    return found
+    texts = np.asarray(array[index])
+    if texts.dtype.kind in "TO":
+        texts = texts.astype(object)
+        non_text = next((value for value in texts.flat if not isinstance(value, str)), None)
+        if non_text is not None:
+            check_numeric(path, name, texts.dtype, f"values of type {type(non_text).__name__}")
+    return texts
 
 
 def _can_hold(dtype: np.dtype, number: Any) -> bool:
     """Whether a value of `dtype` can be equal to a number, up to the rounding of a float."""
     with np.errstate(invalid="ignore", over="ignore"):
-        found = number.astype(dtype)
-    return bool(found == number if dtype.kind in "biu" else np.isfinite(found) == np.isfinite(number))
+        converted = number.astype(dtype)
+    return bool(converted == number if dtype.kind in "biu" else np.isfinite(converted) == np.isfinite(number))
 
 
 class _Variable(Variable):
@@ -166,36 +168,38 @@ class _Variable(Variable):
         marks = [attributes.get(key) for key in ("_FillValue", "missing_value")]
         if getattr(getattr(array, "metadata", None), "zarr_format", 2) == 2 and "_ARRAY_DIMENSIONS" in attributes:
             marks.append(array.fill_value)
-        decoded = [one for mark in marks if mark is not None for one in self._decode_mark(mark).ravel()]
+        mark_values = [value for mark in marks if mark is not None for value in self._decode_mark(mark).ravel()]
         # The values that mark a missing value. With _Unsigned, -1 and 255 are the same byte.
         dtypes = np.dtype(array.dtype), self._stored
-        self._marks = [one.astype(self._stored) for one in decoded if any(_can_hold(dtype, one) for dtype in dtypes)]
+        self._marks = [
+            value.astype(self._stored) for value in mark_values if any(_can_hold(dtype, value) for dtype in dtypes)
+        ]
 
     def _decode_mark(self, mark: Any) -> np.ndarray:
         """Decode a mark of missing values. In version 3, xarray writes floats as bytes in base 64."""
         if isinstance(mark, str) and self._stored.kind == "f":
             with contextlib.suppress(binascii.Error, struct.error):
                 mark = struct.unpack("<d", base64.b64decode(mark, validate=True))[0]
-        found = np.asarray(mark)
-        if found.dtype.kind not in "biufc":
+        decoded = np.asarray(mark)
+        if decoded.dtype.kind not in "biufc":
             raise ReaderError(
                 f"{self._path}: expected a number as the mark of missing values of {self.name!r}, found {mark!r}"
             )
-        return found
+        return decoded
 
     def read_dimension(self, axis: int) -> Dimension:
         return _read_dimension(self._array, self.name, self._store, axis)
 
     def read_samples(self, start: int, stop: int) -> np.ndarray:
-        found = np.asarray(self._array[self.make_index(start, stop)])
-        found = np.moveaxis(found.astype(found.dtype.newbyteorder("="), copy=False), self.axis, 0)
-        if found.dtype != self._stored:
-            found = found.view(self._stored)  # with _Unsigned, integers are unsigned
-        absent = [np.isnan(found) if np.isnan(mark) else found == mark for mark in self._marks]
+        samples = np.asarray(self._array[self.make_index(start, stop)])
+        samples = np.moveaxis(samples.astype(samples.dtype.newbyteorder("="), copy=False), self.axis, 0)
+        if samples.dtype != self._stored:
+            samples = samples.view(self._stored)  # with _Unsigned, integers are unsigned
+        missing_masks = [np.isnan(samples) if np.isnan(mark) else samples == mark for mark in self._marks]
         if self._scale is not None or self._offset is not None:
-            found = found.astype(self.dtype)
-            found *= 1 if self._scale is None else self._scale
-            found += 0 if self._offset is None else self._offset
-        if any(mask.any() for mask in absent):
-            return np.ma.masked_array(found, np.logical_or.reduce(absent))
-        return found
+            samples = samples.astype(self.dtype)
+            samples *= 1 if self._scale is None else self._scale
+            samples += 0 if self._offset is None else self._offset
+        if any(mask.any() for mask in missing_masks):
+            return np.ma.masked_array(samples, np.logical_or.reduce(missing_masks))
+        return samples

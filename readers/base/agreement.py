@@ -39,52 +39,54 @@ class Together:
     def __call__(
         self,
         action: Callable[[], Any],
-        what: str,
+        action_name: str,
         describe: Callable[[Any], str] | None = None,
         difference: str = "see different files",
     ) -> Any:
-        """Return this rank's result of `action()`, which messages call `what`. Collective.
+        """Return this rank's result of `action()`, which messages call `action_name`. Collective.
 
         With `describe`, all ranks raise a ReaderError if `describe(result)` is not the same text on all of them. The
         message says "the ranks", `difference`, and two of the texts.
         """
         if self._alone:
             return action()
-        result, texts = _run_on_all_ranks(action, what, describe or (lambda result: ""))
+        result, texts = _run_on_all_ranks(action, action_name, describe or (lambda result: ""))
         for rank, text in enumerate(texts):
             if text != texts[0]:
                 hosts = world.get_world().hosts
                 raise ReaderError(
-                    f"{what}: the ranks {difference}. Expected what rank 0 ({hosts[0]}) has: {texts[0]}; "
+                    f"{action_name}: the ranks {difference}. Expected what rank 0 ({hosts[0]}) has: {texts[0]}; "
                     f"found on rank {rank} ({hosts[rank]}): {text}"
                 )
         return result
 
-    def gather(self, action: Callable[[], Result], what: str) -> list[Result]:
+    def gather(self, action: Callable[[], Result], action_name: str) -> list[Result]:
         """Return the results of `action()` of all ranks, in rank order. Collective."""
-        return [action()] if self._alone else _run_on_all_ranks(action, what, lambda result: result)[1]
+        return [action()] if self._alone else _run_on_all_ranks(action, action_name, lambda result: result)[1]
 
 
-def _run_on_all_ranks(action: Callable[[], Result], what: str, share: Callable[[Result], Any]) -> tuple[Result, Any]:
-    """Return the result of `action()`, and the list of `share(result)` of all ranks."""
-    result, error, shared, failure, requests = None, None, None, "", []
+def _run_on_all_ranks(
+    action: Callable[[], Result], action_name: str, get_shared: Callable[[Result], Any]
+) -> tuple[Result, Any]:
+    """Return the result of `action()`, and the list of `get_shared(result)` of all ranks."""
+    result, error, shared_result, failure_text, requests = None, None, None, "", []
     try:
         with _is_watching.set(world.is_active()):
             result = action()
-            shared = share(result)
+            shared_result = get_shared(result)
     except FailedElsewhere:
         pass  # the failed rank reports its error below
-    except Exception as raised:  # after any exception the other ranks must be told
-        error, failure = raised, f"{type(raised).__name__}: {raised}"
+    except Exception as exception:  # after any exception the other ranks must be told
+        error, failure_text = exception, f"{type(exception).__name__}: {exception}"
         requests = _notify_others()
-    # `what` may contain a path of this rank; the name of the collective must be the same on all ranks.
-    reports = objects.allgather((failure, shared), "agreeing on what a DataSet has opened or read")
+    # `action_name` may contain a path of this rank; the name of the collective must be the same on all ranks.
+    reports = objects.allgather((failure_text, shared_result), "agreeing on what a DataSet has opened or read")
     failures = {rank: text for rank, (text, _) in enumerate(reports) if text}
     _receive_messages(requests, failures)
     if error is not None:
         raise error
     for rank, text in failures.items():
-        raise ReaderError(f"{what} failed on rank {rank} ({world.get_world().hosts[rank]}): {text}")
+        raise ReaderError(f"{action_name} failed on rank {rank} ({world.get_world().hosts[rank]}): {text}")
     return result, [value for _, value in reports]  # type: ignore[return-value]
 
 
@@ -98,8 +100,12 @@ def _notify_others() -> list[Any]:
     """Send the other ranks the messages that `stop_if_others_failed` looks for; returns the requests."""
     if not world.is_active():
         return []
-    me, comm = world.get_world(), world.get_communicator("readers")
-    return [comm.isend(None, dest=rank, tag=_FAILURE_TAG) for rank in range(me.size) if rank != me.rank]
+    current_world, communicator = world.get_world(), world.get_communicator("readers")
+    return [
+        communicator.isend(None, dest=rank, tag=_FAILURE_TAG)
+        for rank in range(current_world.size)
+        if rank != current_world.rank
+    ]
 
 
 def _receive_messages(requests: list[Any], failed_ranks: Iterable[int]) -> None:

@@ -41,21 +41,21 @@ def find_files(path: str | PathLike[str] | Sequence[Any], allow_folder: bool = F
     if isinstance(path, (list, tuple)):
         if not path:
             raise FileNotFoundError("expected at least one file, given an empty list")
-        return [file for part in path for file in find_files(part, allow_folder)]
+        return [file for entry in path for file in find_files(entry, allow_folder)]
     text = decode_path(path)
-    here = Path(text)
-    if here.is_file() or (allow_folder and here.is_dir()):
-        return [here]
+    named_path = Path(text)
+    if named_path.is_file() or (allow_folder and named_path.is_dir()):
+        return [named_path]
     if glob.has_magic(text):
         names = [name for name in glob.glob(text) if os.path.isfile(name) or (allow_folder and os.path.isdir(name))]
-        found = sorted(map(Path, names))
-        if found:
-            return found
-    if here.is_dir():
+        matches = sorted(map(Path, names))
+        if matches:
+            return matches
+    if named_path.is_dir():
         raise FileNotFoundError(
-            f"{text}: expected a file, found a folder, which holds {format_names(os.listdir(here))}"
+            f"{text}: expected a file, found a folder, which holds {format_names(os.listdir(named_path))}"
         )
-    raise FileNotFoundError(f"{text}: expected a file, found none (from {os.getcwd()}){describe_near(here)}")
+    raise FileNotFoundError(f"{text}: expected a file, found none (from {os.getcwd()}){describe_near(named_path)}")
 
 
 def decode_path(path: Any) -> str:
@@ -74,9 +74,9 @@ def describe_near(path: Path) -> str:
     if not folder.is_dir():
         return f"; there is no folder {folder}"
     names = os.listdir(folder)
-    close = difflib.get_close_matches(path.name, names, n=3, cutoff=0.5)
-    if close:
-        return f"; near names in {folder} are {', '.join(close)}"
+    similar_names = difflib.get_close_matches(path.name, names, n=3, cutoff=0.5)
+    if similar_names:
+        return f"; near names in {folder} are {', '.join(similar_names)}"
     return f"; {folder} holds {format_names(names)}"
 
 
@@ -97,7 +97,7 @@ def compute_fingerprint(paths: Iterable[Path]) -> str:
 
     Time stamps inside gzip and zip files are ignored: a script may compress a file on each rank.
     """
-    parts = []
+    descriptions = []
     for path in paths:
         with open(path, "rb") as file:
             head = file.read(_COMPARED_BYTES)
@@ -107,8 +107,8 @@ def compute_fingerprint(paths: Iterable[Path]) -> str:
             elif head.startswith(b"PK\x03\x04"):
                 with zipfile.ZipFile(file) as archive:
                     head = repr([(entry.filename, entry.CRC) for entry in archive.infolist()]).encode()
-        parts.append(f"{Path(path).name} of {size} bytes ({hashlib.blake2b(head, digest_size=4).hexdigest()})")
-    return ", ".join(parts)
+        descriptions.append(f"{Path(path).name} of {size} bytes ({hashlib.blake2b(head, digest_size=4).hexdigest()})")
+    return ", ".join(descriptions)
 
 
 def read_head(path: Path, count: int = 8) -> bytes:
@@ -138,10 +138,10 @@ def read_at(descriptor: int, start: int, count: int) -> bytes:
 
 def describe_head(head: bytes) -> str:
     """Describe a file by its first bytes, `head`."""
-    shown = head[:8].hex(" ") or "nothing"
+    first_bytes = head[:8].hex(" ") or "nothing"
     # `head` may be shorter than the first bytes of a kind.
     kind = next((kind for magic, kind in _KINDS.items() if head and head[: len(magic)] == magic[: len(head)]), None)
-    return shown if kind is None else f"{shown}: {kind}"
+    return first_bytes if kind is None else f"{first_bytes}: {kind}"
 
 
 def make_magic_error(path: Path, expected: str, head: bytes) -> ReaderError:

@@ -35,18 +35,18 @@ def make_dtype(kind: Any) -> np.dtype:
         ) from None
 
 
-def check_categories(path: Path, what: str, count: int, dtype: np.dtype) -> None:
+def check_categories(path: Path, subject: str, count: int, dtype: np.dtype) -> None:
     """Raises ReaderError if `dtype` cannot represent 0 to `count` - 1, the integers of `count` different texts."""
     if dtype.kind in "iu":
-        most = np.iinfo(dtype).max
+        largest = np.iinfo(dtype).max
     elif dtype.kind == "b":
-        most = 1
+        largest = 1
     else:
-        most = 2 ** np.finfo(dtype).nmant  # the bits of the mantissa
-    if count - 1 > most:
+        largest = 2 ** np.finfo(dtype).nmant  # the bits of the mantissa
+    if count - 1 > largest:
         raise ReaderError(
-            f"{path}: expected at most {most + 1} different texts in {what}, the integers of its dtype {dtype}; found "
-            f"{count}; give a wider dtype="
+            f"{path}: expected at most {largest + 1} different texts in {subject}, the integers of its dtype {dtype}; "
+            f"found {count}; give a wider dtype="
         )
 
 
@@ -60,9 +60,9 @@ def assign_values(target: np.ndarray, values: np.ndarray, find_place: Callable[[
         target[...] = values
     if np.can_cast(values.dtype, target.dtype):
         return
-    lost = np.isinf(target) & np.isfinite(values)
-    if lost.any():
-        index = tuple(int(number) for number in np.argwhere(lost)[0])
+    is_lost = np.isinf(target) & np.isfinite(values)
+    if is_lost.any():
+        index = tuple(int(number) for number in np.argwhere(is_lost)[0])
         raise ReaderError(
             f"{find_place(index)}: {values[index]} is too large for dtype={target.dtype.name!r}; give a wider one"
         )
@@ -172,8 +172,8 @@ class Format(ABC):
 
     def describe_place(self, part: str, field: str, row: int, index: tuple[int, ...]) -> str:
         """The position in the files of the value `index` of a row, for messages."""
-        inside = f", element {list(index)} of it" if index else ""
-        return f"row {row} of the {part} {field}{inside}"
+        element_text = f", element {list(index)} of it" if index else ""
+        return f"row {row} of the {part} {field}{element_text}"
 
     @classmethod
     def recognises(cls, path: Path, head: bytes) -> bool:
@@ -193,14 +193,14 @@ def register(*names: str) -> Any:
                 f'register: expected names of a format, as in @register("MINE"); given {arguments.describe_value(name)}'
             )
 
-    def add(kind: type[Format]) -> type[Format]:
-        if not isinstance(kind, type) or not issubclass(kind, Format):
-            raise TypeError(f"register: expected a subclass of Format; given {arguments.describe_value(kind)}")
+    def add_format(format_class: type[Format]) -> type[Format]:
+        if not isinstance(format_class, type) or not issubclass(format_class, Format):
+            raise TypeError(f"register: expected a subclass of Format; given {arguments.describe_value(format_class)}")
         for name in names:
-            _formats[name.upper()] = kind
-        return kind
+            _formats[name.upper()] = format_class
+        return format_class
 
-    return add
+    return add_format
 
 
 def is_known(name: str) -> bool:
@@ -213,14 +213,14 @@ def recognise_format(path: str | PathLike[str] | Sequence[Any]) -> str:
 
     Raises FileNotFoundError if there is no such file, and ValueError if no format recognizes it.
     """
-    first = files.find_files(path, allow_folder=True)[0]
-    head = files.read_head(first, 512)
-    for name, kind in _formats.items():
-        if kind.recognises(first, head):
+    first_file = files.find_files(path, allow_folder=True)[0]
+    head = files.read_head(first_file, 512)
+    for name, format_class in _formats.items():
+        if format_class.recognises(first_file, head):
             return name
-    begin = f"begins with the bytes {files.describe_head(head)}" if head else "is a folder or has no bytes"
+    beginning = f"begins with the bytes {files.describe_head(head)}" if head else "is a folder or has no bytes"
     raise ValueError(
-        f"DataSet: {first} {begin}, which tells no format; name it: DataSet(format, path), with one of "
+        f"DataSet: {first_file} {beginning}, which tells no format; name it: DataSet(format, path), with one of "
         f"{', '.join(sorted(_formats))}"
     )
 
@@ -230,30 +230,30 @@ def open_format(name: str, path: Any, options: dict[str, Any], missing: Any = "e
 
     Raises ValueError for an unknown name, with the choices, and TypeError for an unknown option, with the valid ones.
     """
-    kind = _formats.get(name.upper()) if isinstance(name, str) else None
-    if kind is None:
+    format_class = _formats.get(name.upper()) if isinstance(name, str) else None
+    if format_class is None:
         raise ValueError(
             f"DataSet: there is no format {arguments.describe_value(name)}; the formats are "
             f"{', '.join(sorted(_formats))}"
         )
-    make: Callable[..., Format] = kind
-    parameters = list(inspect.signature(kind).parameters.values())[1:]  # without the path
-    valid = [parameter.name for parameter in parameters]
-    unknown = sorted(set(options) - set(valid))
-    if unknown:
-        options_are = f"its options are {', '.join(valid)}" if valid else "it has no options of its own"
-        raise TypeError(f"DataSet: the format {str(name).upper()} has no option {unknown[0]!r}; {options_are}")
-    required = [parameter.name for parameter in parameters if parameter.default is parameter.empty]
-    needed = [name for name in required if name not in options]
-    if needed:
-        raise TypeError(f"DataSet: the format {str(name).upper()} needs the option {needed[0]}=...")
+    make_format: Callable[..., Format] = format_class
+    parameters = list(inspect.signature(format_class).parameters.values())[1:]  # without the path
+    option_names = [parameter.name for parameter in parameters]
+    unknown_options = sorted(set(options) - set(option_names))
+    if unknown_options:
+        options_text = f"its options are {', '.join(option_names)}" if option_names else "it has no options of its own"
+        raise TypeError(f"DataSet: the format {str(name).upper()} has no option {unknown_options[0]!r}; {options_text}")
+    required_options = [parameter.name for parameter in parameters if parameter.default is parameter.empty]
+    missing_options = [name for name in required_options if name not in options]
+    if missing_options:
+        raise TypeError(f"DataSet: the format {str(name).upper()} needs the option {missing_options[0]}=...")
     try:
-        opened = make(path, **options)
+        opened_format = make_format(path, **options)
     except ImportError as error:
         raise ReaderError(
             f"{path}: the format {str(name).upper()} is read with a package that cannot be imported here ({error}). "
             "`pip install netCDF4 h5py pyarrow zarr` installs the packages of all formats; for a NumPy older than "
             "2, which TensorFlow 2.15 needs, install 'pyarrow<23'"
         ) from error
-    opened.missing = missing
-    return opened
+    opened_format.missing = missing
+    return opened_format

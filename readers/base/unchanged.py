@@ -25,5 +25,5 @@ class Unchanged:
 
 
 def _look_at(path: Path) -> tuple[int, ...]:
-    found = os.stat(path)
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    status = os.stat(path)
+    return status.st_ino, status.st_size, status.st_mtime_ns

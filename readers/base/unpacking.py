@@ -48,18 +48,18 @@ class Unpacking:
     def survey(self, ranks: Ranks) -> dict[Path, Path]:
         """Decompress this rank's files: with n ranks on its host, each n-th file. Returns their temporary files."""
         local_ranks = [rank for rank, host in enumerate(ranks.hosts) if host == ranks.hosts[ranks.rank]]
-        found = {}
+        temporary_files = {}
         for index, path in enumerate(self._paths):
             if local_ranks[index % len(local_ranks)] == ranks.rank:
-                found[path] = self._unpack_file(path)
-                self._own_files.append(found[path])
-                weakref.finalize(self, remove_files, [found[path]])  # if opening fails
-        return found
+                temporary_files[path] = self._unpack_file(path)
+                self._own_files.append(temporary_files[path])
+                weakref.finalize(self, remove_files, [temporary_files[path]])  # if opening fails
+        return temporary_files
 
     def settle(self, ranks: Ranks, found: Sequence[dict[Path, Path]]) -> dict[Path, Path]:
         """The temporary file of each file on this host, from the results of all ranks."""
-        local = [files for files, host in zip(found, ranks.hosts) if host == ranks.hosts[ranks.rank]]
-        return {path: temporary for files in local for path, temporary in files.items()}
+        host_results = [files for files, host in zip(found, ranks.hosts) if host == ranks.hosts[ranks.rank]]
+        return {path: temporary for files in host_results for path, temporary in files.items()}
 
     def remove_files(self) -> None:
         """Remove this rank's temporary files. Called when every rank of this host has them open."""

@@ -39,8 +39,8 @@ def parse_block(
             if types is None:
                 raise
             # Numbers in a spelling that only the dialect describes: read texts, and convert them.
-            texts = {number: pa.string() if _is_number(kind) else kind for number, kind in types.items()}
-            table = _read_table(data, names, numbers, texts, dialect, has_newlines)
+            text_types = {number: pa.string() if _is_number(kind) else kind for number, kind in types.items()}
+            table = _read_table(data, names, numbers, text_types, dialect, has_newlines)
             for number, kind in types.items():
                 if _is_number(kind):
                     table = _put_column(table, number, convert.convert_column(table[str(number)], kind, dialect))
@@ -81,16 +81,16 @@ def _read_table(
     quote = dialect.marks.quote
     # pyarrow parses in blocks of its own. A record must fit into one of them, and types are inferred from the first.
     # Without newlines in values the first line shows about how long a record is. Otherwise all data are one block.
-    read = arrow_csv.ReadOptions(
+    read_options = arrow_csv.ReadOptions(
         column_names=[str(number) for number in range(len(names))],
         block_size=len(data) + 1 if has_newlines or types is None else max(1 << 20, data.find(b"\n") * 4),
     )
-    parse = arrow_csv.ParseOptions(
+    parse_options = arrow_csv.ParseOptions(
         delimiter=dialect.delimiter,
         quote_char=chr(quote) if quote else False,
         newlines_in_values=has_newlines and quote is not None,
     )
-    converting = arrow_csv.ConvertOptions(
+    convert_options = arrow_csv.ConvertOptions(
         include_columns=[str(number) for number in numbers],
         column_types={str(number): kind for number, kind in types.items()} if types else None,
         null_values=dialect.nulls,
@@ -98,4 +98,6 @@ def _read_table(
         decimal_point=dialect.decimal,
     )
     # Arrow's own memory pool would keep the memory of the blocks.
-    return arrow_csv.read_csv(pa.BufferReader(data), read, parse, converting, memory_pool=pa.system_memory_pool())
+    return arrow_csv.read_csv(
+        pa.BufferReader(data), read_options, parse_options, convert_options, memory_pool=pa.system_memory_pool()
+    )

@@ -36,10 +36,10 @@ def convert_column(column: Any, kind: Any, dialect: Dialect) -> Any:
     if pc.all(fits_dialect).as_py() is False:  # None: all values are missing
         # pyarrow parses the texts that the pattern does not match. This function converts the rest, with nulls in
         # place of these texts: the pattern matches all of the rest, so the inner call does not come here again.
-        others = pc.invert(fits_dialect).fill_null(False)
-        parsed = _parse_texts(column.filter(others), kind, dialect)
-        rest = convert_column(pc.if_else(others, pa.scalar(None, column.type), column), kind, dialect)
-        return None if parsed is None or rest is None else pc.replace_with_mask(rest, others, parsed)
+        is_unmatched = pc.invert(fits_dialect).fill_null(False)
+        parsed = _parse_texts(column.filter(is_unmatched), kind, dialect)
+        matched = convert_column(pc.if_else(is_unmatched, pa.scalar(None, column.type), column), kind, dialect)
+        return None if parsed is None or matched is None else pc.replace_with_mask(matched, is_unmatched, parsed)
     if dialect.thousands is not None:
         texts = pc.replace_substring(texts, dialect.thousands, "")
     if dialect.decimal != ".":
@@ -76,8 +76,8 @@ def _parse_texts(texts: Any, kind: Any, dialect: Dialect) -> Any:
 def can_convert(texts: Sequence[str], kind: Any, dialect: Dialect) -> bool:
     """Returns whether all texts are valid values of this type, a type of numbers or bool."""
     column = pa.array(texts, pa.string())
-    convert = _parse_texts if pa.types.is_boolean(kind) else convert_column  # the pattern matches numbers only
-    return convert(column, kind, dialect) is not None
+    convert_texts = _parse_texts if pa.types.is_boolean(kind) else convert_column  # the pattern matches numbers only
+    return convert_texts(column, kind, dialect) is not None
 
 
 def recognise_column(column: Any, dialect: Dialect) -> Any:
@@ -87,23 +87,23 @@ def recognise_column(column: Any, dialect: Dialect) -> Any:
     """
     if len(column) == column.null_count or pc.all(pc.match_substring_regex(column, rf"^\s*{ADDRESS}\s*$")).as_py():
         return None
-    whole = convert_column(column, pa.int64(), dialect)
-    return convert_column(column, pa.float64(), dialect) if whole is None else whole
+    integers = convert_column(column, pa.int64(), dialect)
+    return convert_column(column, pa.float64(), dialect) if integers is None else integers
 
 
 @functools.lru_cache
 def _make_pattern(dialect: Dialect) -> str:
     """The pattern of a number with the decimal and thousands marks of the dialect: a sign, digits, an exponent."""
-    point = re.escape(dialect.decimal)
+    decimal_mark = re.escape(dialect.decimal)
     # The examples have the marks "." and ",". Digits before the point: 1234; with a thousands mark also 1,234,567, and
     # as in India 12,34,567.
-    whole = r"\d+"
+    integer_part = r"\d+"
     if dialect.thousands is not None:
-        mark = re.escape(dialect.thousands)
-        indian = r"|\d{1,2}(?:,\d{2})+,\d{3}" if dialect.thousands == "," else ""
-        whole = rf"(?:\d+|\d{{1,3}}(?:{mark}\d{{3}})+{indian})"
+        thousands_mark = re.escape(dialect.thousands)
+        indian_groups = r"|\d{1,2}(?:,\d{2})+,\d{3}" if dialect.thousands == "," else ""
+        integer_part = rf"(?:\d+|\d{{1,3}}(?:{thousands_mark}\d{{3}})+{indian_groups})"
     # 12, 12. or 12.5; or .5; each also with an exponent, as 1.5e-3; or inf, Infinity.
-    return rf"^[-+]?(?:(?:{whole}(?:{point}\d*)?|{point}\d+)(?:[eE][-+]?\d+)?|(?i:inf|infinity))$"
+    return rf"^[-+]?(?:(?:{integer_part}(?:{decimal_mark}\d*)?|{decimal_mark}\d+)(?:[eE][-+]?\d+)?|(?i:inf|infinity))$"
 
 
 def drop_null_numbers(column: Any, dialect: Dialect) -> Any:
@@ -118,11 +118,11 @@ def drop_null_numbers(column: Any, dialect: Dialect) -> Any:
         numbers = list(dialect.null_numbers)
     else:
         return column
-    known = [found for number in numbers if (found := _make_scalar(number, kind)) is not None]
-    if not known:
+    null_values = [scalar for number in numbers if (scalar := _make_scalar(number, kind)) is not None]
+    if not null_values:
         return column
-    absent = pc.is_in(column, value_set=pa.array(known, kind))
-    return pc.if_else(absent, pa.scalar(None, kind), column) if pc.any(absent).as_py() else column
+    is_null = pc.is_in(column, value_set=pa.array(null_values, kind))
+    return pc.if_else(is_null, pa.scalar(None, kind), column) if pc.any(is_null).as_py() else column
 
 
 def _make_scalar(number: float, kind: Any) -> Any:

@@ -76,22 +76,22 @@ def make_dialect(
     marks = [("quote", quote), ("comment", comment), ("decimal", decimal), ("thousands", thousands)]
     if delimiter not in (decimal, thousands):  # a delimiter may also be a mark in quoted numbers
         marks.append(("delimiter", delimiter))
-    for (name, mark), (other, other_mark) in itertools.combinations(marks, 2):
+    for (name, mark), (other_name, other_mark) in itertools.combinations(marks, 2):
         if mark and mark == other_mark:
-            raise ValueError(f"DataSet: {name} and {other} have to be different; given {mark!r} for both")
+            raise ValueError(f"DataSet: {name} and {other_name} have to be different; given {mark!r} for both")
     for name, mark in (("decimal", decimal), ("thousands", thousands)):
         if mark and (mark.isalnum() or mark in "+-"):
             raise ValueError(f"DataSet: {name} must not be a letter, digit or sign; given {mark!r}")
     arguments.check_whole_number("DataSet", "skiprows, which counts lines,", skiprows, 0)
-    texts = _list_nulls(na_values)
+    null_texts = _list_nulls(na_values)
     return Dialect(
         Marks(ord(quote) if quote else None, ord(comment) if comment else None),
         delimiter or ",",
         _find_encoding(encoding),
         decimal,
         thousands,
-        (*NULLS, *texts),
-        tuple(number for number in map(_read_number, texts) if number is not None),
+        (*NULLS, *null_texts),
+        tuple(number for number in map(_read_number, null_texts) if number is not None),
         skiprows,
     )
 
@@ -99,12 +99,12 @@ def make_dialect(
 def _list_nulls(na_values: Any) -> list[str]:
     """The option na_values= as texts."""
     is_single = isinstance(na_values, (str, bytes, Mapping)) or not isinstance(na_values, Iterable)
-    several = [] if na_values is None else [na_values] if is_single else list(na_values)
-    for value in several:
+    null_values = [] if na_values is None else [na_values] if is_single else list(na_values)
+    for value in null_values:
         if isinstance(value, bool) or not isinstance(value, (str, numbers.Real)):
-            shown = arguments.describe_value(na_values)
-            raise TypeError(f"DataSet: na_values has to be a text, a number, or several; given {shown}")
-    return [str(value) for value in several]
+            description = arguments.describe_value(na_values)
+            raise TypeError(f"DataSet: na_values has to be a text, a number, or several; given {description}")
+    return [str(value) for value in null_values]
 
 
 def _read_number(text: str) -> float | None:
@@ -119,7 +119,7 @@ def _read_number(text: str) -> float | None:
 def _find_encoding(name: Any) -> str:
     """Python's standard name of an encoding. Raises ValueError if Python knows no such text encoding."""
     try:
-        found = codecs.lookup(name)
+        codec = codecs.lookup(name)
         "".encode(name)  # rejects codecs that do not encode text
         b"a".decode(name, "replace")  # rejects idna, which encodes host names only
     except (LookupError, TypeError, UnicodeError):
@@ -127,7 +127,7 @@ def _find_encoding(name: Any) -> str:
             f'DataSet: encoding has to be a text encoding that Python knows, such as "utf-8", "latin-1", "cp1252" or '
             f'"utf-16"; given {arguments.describe_value(name)}'
         ) from None
-    return "utf-8" if found.name == "utf-8-sig" else found.name  # `headers.py` skips the BOM in any case
+    return "utf-8" if codec.name == "utf-8-sig" else codec.name  # `headers.py` skips the BOM in any case
 
 
 def _has_single_bytes(encoding: str) -> bool:

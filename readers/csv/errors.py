@@ -37,11 +37,12 @@ def split_place(place: str) -> tuple[Path, int]:
 
 
 def _make_encoding_error(path: Path, error: UnicodeDecodeError, encoding: str, line: int) -> ReaderError:
-    at = line + error.object[: error.start].count(b"\n")
-    other = "latin-1" if encoding == "utf-8" else "utf-8"
+    error_line = line + error.object[: error.start].count(b"\n")
+    other_encoding = "latin-1" if encoding == "utf-8" else "utf-8"
     return ReaderError(
-        f"{path}, line {at}: expected text in {encoding.upper()}, found the byte {error.object[error.start]:02x}. "
-        f'encoding="{other}", or another one, names the encoding of the file'
+        f"{path}, line {error_line}: expected text in {encoding.upper()}, found the byte "
+        f"{error.object[error.start]:02x}. "
+        f'encoding="{other_encoding}", or another one, names the encoding of the file'
     )
 
 
@@ -61,18 +62,18 @@ def read_rows(path: Path, data: bytes, dialect: Dialect, line: int = 1) -> Itera
     except UnicodeDecodeError as error:
         raise _make_encoding_error(path, error, "utf-8", line) from None
     quote = dialect.marks.quote
-    style: dict[str, Any] = (
+    quoting_options: dict[str, Any] = (
         {"quoting": csv.QUOTE_NONE} if quote is None else {"quotechar": chr(quote), "doublequote": True}
     )
     csv.field_size_limit(max(csv.field_size_limit(), len(text) + 1))
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=dialect.delimiter, **style)
-    before = 0  # the lines that were read before the next record
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=dialect.delimiter, **quoting_options)
+    lines_before = 0  # the lines that were read before the next record
     try:
         for values in reader:
-            yield line + before, values
-            before = reader.line_num
+            yield line + lines_before, values
+            lines_before = reader.line_num
     except csv.Error as error:
-        raise ReaderError(f"{path}, line {line + before}: expected a record, found: {error}") from None
+        raise ReaderError(f"{path}, line {line + lines_before}: expected a record, found: {error}") from None
 
 
 def explain_error(
@@ -92,42 +93,47 @@ def explain_error(
     lines: list[int] = []
     columns: dict[int, list[str]] = {number: [] for number in types}
     # The general error; a more specific one replaces it.
-    wrong = ReaderError(f"{path}, from line {line} on: expected a table of {len(names)} columns, found: {error}")
+    explained_error = ReaderError(
+        f"{path}, from line {line} on: expected a table of {len(names)} columns, found: {error}"
+    )
     try:
-        for at, values in read_rows(path, data, dialect, line):
+        for record_line, values in read_rows(path, data, dialect, line):
             if not values:
                 continue
             if len(values) != len(names):
                 # If not even the first record has the right length, lines before the header are the likely reason; also
                 # if the header has a single column, because it may itself be such a line of text.
-                is_first = not lines or len(names) == 1
-                hint = "; skiprows= skips lines before the header, comment= skips comments" if is_first else ""
-                wrong = ReaderError(f"{path}, line {at}: expected {len(names)} values, found {len(values)}{hint}")
+                is_first_record = not lines or len(names) == 1
+                hint = "; skiprows= skips lines before the header, comment= skips comments" if is_first_record else ""
+                explained_error = ReaderError(
+                    f"{path}, line {record_line}: expected {len(names)} values, found {len(values)}{hint}"
+                )
                 break
-            lines.append(at)
+            lines.append(record_line)
             for number, texts in columns.items():
                 texts.append(values[number])
-    except ReaderError as found:
-        wrong = found
+    except ReaderError as read_error:
+        explained_error = read_error
     for number, kind in types.items():
         if pa.types.is_string(kind):
             continue
         # A missing value is valid; "0" takes its place.
         texts = ["0" if text in dialect.nulls else text for text in columns[number][: len(lines)]]  # before that error
-        index = _find_wrong(texts, kind, dialect)
-        if index is None:
+        wrong_index = _find_wrong(texts, kind, dialect)
+        if wrong_index is None:
             continue
-        text = texts[index]
+        text = texts[wrong_index]
         if pa.types.is_integer(kind) and convert.can_convert([text], pa.float64(), dialect):
             hint = "this column is read as integers, by its first MiB or by dtype=; "
             hint += f'dtype={{{names[number]!r}: "float64"}} reads others'
         else:
             hint = number_like.suggest_option(text, names[number], dialect)
-        wrong = ReaderError(
-            f"{path}, line {lines[index]}, column {names[number]!r}: expected a number ({kind}), found {text!r}; {hint}"
+        explained_error = ReaderError(
+            f"{path}, line {lines[wrong_index]}, column {names[number]!r}: expected a number ({kind}), found {text!r}; "
+            f"{hint}"
         )
-        del lines[index:]  # so an error in another column is reported only if it is in an earlier record
-    return wrong
+        del lines[wrong_index:]  # so an error in another column is reported only if it is in an earlier record
+    return explained_error
 
 
 def _find_wrong(texts: Sequence[str], kind: Any, dialect: Dialect) -> int | None:

@@ -111,18 +111,20 @@ class Csv(TableFormat):
         self.columns.choose_columns(labels, columns)
         self.labelled = "labels" in self.columns.columns
         self.columns.learn_types(*headers.sample_records(self._text_files, head, dialect), dtype)
-        packed = [file for file in dict.fromkeys(self.files) if joined_text.needs_unpacking(file, dialect)]
-        self._unpacking: Unpacking = Unpacking(packed, lambda file: joined_text.open_text(file, dialect), ".csv")
-        self._set_surveys(unpack=bool(packed), records=True, texts=bool(self.columns.texts))
+        packed_files = [file for file in dict.fromkeys(self.files) if joined_text.needs_unpacking(file, dialect)]
+        self._unpacking: Unpacking = Unpacking(packed_files, lambda file: joined_text.open_text(file, dialect), ".csv")
+        self._set_surveys(unpack=bool(packed_files), records=True, texts=bool(self.columns.texts))
         self._parser: RangeParser | None = None  # between the survey of records and its settling
 
     @classmethod
     def recognises(cls, path: Path, head: bytes) -> bool:
         return path.is_file() and path.name.lower().endswith(_ENDINGS)
 
-    def _settle_unpack(self, ranks: Ranks, found: Sequence[dict[Path, Path]]) -> None:
-        unpacked, inputs = self._unpacking.settle(ranks, found), self._text_files
-        self._text_files = [dataclasses.replace(file, path=unpacked.get(file.named, file.path)) for file in inputs]
+    def _settle_unpack(self, ranks: Ranks, results: Sequence[dict[Path, Path]]) -> None:
+        temporary_files, text_files = self._unpacking.settle(ranks, results), self._text_files
+        self._text_files = [
+            dataclasses.replace(file, path=temporary_files.get(file.named, file.path)) for file in text_files
+        ]
 
     # Records: each rank finds the ends of records in its range of bytes, and parses the blocks that it reads for this.
 
@@ -151,7 +153,7 @@ class Csv(TableFormat):
         agreement.stop_if_others_failed()
         return self._text.read_bytes(start, stop)
 
-    def _settle_records(self, ranks: Ranks, found: Sequence[_Survey]) -> None:
+    def _settle_records(self, ranks: Ranks, surveys: Sequence[_Survey]) -> None:
         """Join the ranks' results. The rows of this rank are one of three:
 
         1. The rows of its survey, if all ranks have kept theirs and these are right.
@@ -160,7 +162,7 @@ class Csv(TableFormat):
 
         Raises ReaderError for an open quote, and an error of parsing.
         """
-        text, parts = self._text, [part for of_rank in found for part in of_rank.parts]
+        text, parts = self._text, [part for survey in surveys for part in survey.parts]
         self._records = records.join_parts(
             parts, 0, text.size, lambda begin, end: self._marks.remove_comments(text.read_bytes(begin, end)), text.ends
         )
@@ -171,10 +173,10 @@ class Csv(TableFormat):
                 "If quotes are ordinary characters, pass quote=None"
             )
         parser, self._parser = self._parser, None
-        counts = [of_rank.row_count for of_rank in found if of_rank.row_count is not None]
-        if parser is None or len(counts) < len(found):
+        counts = [survey.row_count for survey in surveys if survey.row_count is not None]
+        if parser is None or len(counts) < len(surveys):
             return
-        is_count_wrong = sum(counts) != self._records.count and not any(of_rank.has_failed for of_rank in found)
+        is_count_wrong = sum(counts) != self._records.count and not any(survey.has_failed for survey in surveys)
         if self._records.ranges_within_quotes or is_count_wrong:
             # Now the ends of all records are known. If only the count is wrong, this reading checks the number of
             # records of each block, and an error names the place.
@@ -193,18 +195,18 @@ class Csv(TableFormat):
         The first rank that has found one of these numbers reports its line; the other ranks raise FailedElsewhere.
         """
         table = self.columns
-        wrong = table.find_number_among_texts(
-            {number: number_like.add_counts(of_rank[number] for of_rank in found) for number in table.texts}
+        number_among_texts = table.find_number_among_texts(
+            {number: number_like.add_counts(rank_counts[number] for rank_counts in found) for number in table.texts}
         )
-        if wrong is None:
+        if number_among_texts is None:
             return
-        number, value = wrong
-        first_rank = next(rank for rank, of_rank in enumerate(found) if value in of_rank[number])
+        number, value = number_among_texts
+        first_rank = next(rank for rank, rank_counts in enumerate(found) if value in rank_counts[number])
         if ranks.rank != first_rank:
             raise agreement.FailedElsewhere
         blocks = self.iterate_tables(*self._find_counted_rows(ranks), table.find_text_types())
-        indices = ((first, pc.index(block[str(number)], value).as_py()) for first, block in blocks)
-        row = next(first + index for first, index in indices if index >= 0)
+        row_matches = ((first_row, pc.index(block[str(number)], value).as_py()) for first_row, block in blocks)
+        row = next(first_row + index for first_row, index in row_matches if index >= 0)
         name = table.names[number]
         raise ReaderError(
             f"{self.find_place(row)}, column {name!r}: expected text, as in the first MiB of the file, found "
@@ -221,13 +223,13 @@ class Csv(TableFormat):
         return records.STRIDE
 
     def iterate_tables(self, start: int, stop: int, types: dict[int, Any]) -> Iterator[tuple[int, Any]]:
-        for first, last, begin, end in self._iterate_blocks(start, stop):
-            data = self._read_text(begin, end)
-            find_line = functools.partial(self._text.find_line, begin)
+        for first_row, end_row, begin_byte, end_byte in self._iterate_blocks(start, stop):
+            data = self._read_text(begin_byte, end_byte)
+            find_line = functools.partial(self._text.find_line, begin_byte)
             table = self.columns.parse_records(data, types, self._records.has_quoted_newlines, find_line)
-            if len(table) != last - first:
-                raise errors.make_count_error(find_line(), last - first, len(table))
-            yield first, table
+            if len(table) != end_row - first_row:
+                raise errors.make_count_error(find_line(), end_row - first_row, len(table))
+            yield first_row, table
 
     def _iterate_blocks(self, start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
         """Split rows into blocks: (first row, row after last, first byte, byte after last).
@@ -243,12 +245,12 @@ class Csv(TableFormat):
             while index + 1 < len(numbers) and numbers[index + 1] < stop and offsets[index + 1] - byte <= _BLOCK_BYTES:
                 index += 1
             if index < len(numbers) and row < numbers[index] < stop:
-                last, end = numbers[index], offsets[index]
+                end_row, end_byte = numbers[index], offsets[index]
                 index += 1
             else:
-                last, end = stop, self._find_byte(stop)
-            yield row, last, byte, end
-            row, byte = last, end
+                end_row, end_byte = stop, self._find_byte(stop)
+            yield row, end_row, byte, end_byte
+            row, byte = end_row, end_byte
 
     def _find_byte(self, row: int) -> int:
         """The offset of the first byte of a row."""

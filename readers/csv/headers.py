@@ -71,8 +71,8 @@ def read_names(file: Path, head: bytes, header: bool, dialect: Dialect) -> tuple
         head = joined_text.read_head(file, length, dialect)
     if begin is None:
         raise ReaderError(f"{file}: expected more lines than the {dialect.skiprows} of skiprows, found none")
-    number = 1 + head[:begin].count(b"\n")  # of the line at `begin`, for messages
-    line = errors.clean_block(head[begin:after_first], dialect, lambda: f"{file}, line {number}")
+    line_number = 1 + head[:begin].count(b"\n")  # of the line at `begin`, for messages
+    line = errors.clean_block(head[begin:after_first], dialect, lambda: f"{file}, line {line_number}")
     # Only newlines end records. If carriage returns end the lines, the whole file is one record without a newline. A
     # quoted value may contain carriage returns.
     if b"\r" in line.strip() and b"\n" not in line and not (dialect.marks.quote and dialect.marks.quote in line):
@@ -80,19 +80,20 @@ def read_names(file: Path, head: bytes, header: bool, dialect: Dialect) -> tuple
     if not line.strip():
         raise ReaderError(f"{file}: expected a table, found only empty lines")
     # `line` also has the empty lines before the record, which are rows without values.
-    rows = errors.read_rows(file, line, dialect, number)
+    rows = errors.read_rows(file, line, dialect, line_number)
     values = next((row for _, row in rows if row), [])
     if header:
         return [name.strip() for name in values], after_first
     return [str(number) for number in range(len(values))], begin
 
 
-def check_same(file: Path, names: list[str], header: bool, first: Path, expected: Sequence[str]) -> None:
+def check_same(file: Path, names: list[str], header: bool, first_file: Path, expected_names: Sequence[str]) -> None:
     """Raises ReaderError if a file has other columns than the first file."""
-    if names != expected:
-        what = "the header" if header else "as many columns as"
+    if names != expected_names:
+        subject = "the header" if header else "as many columns as"
         raise ReaderError(
-            f"{file}: expected {what} of {first}, {_format_columns(expected)}; found {_format_columns(names)}"
+            f"{file}: expected {subject} of {first_file}, {_format_columns(expected_names)}; found "
+            f"{_format_columns(names)}"
         )
 
 
@@ -105,9 +106,9 @@ def sample_records(text_files: Sequence[TextFile], head: bytes, dialect: Dialect
     text_files: each with its name in messages (`named`) and the offset of its first record (`start`).
     head: the head of the first file.
     """
-    for number, text_file in enumerate(text_files):
+    for file_index, text_file in enumerate(text_files):
         length = HEAD_BYTES
-        text = joined_text.read_head(text_file.named, length, dialect) if number else head
+        text = joined_text.read_head(text_file.named, length, dialect) if file_index else head
         # Enlarge the head until it has a complete record.
         while not (end := _find_records_end(text, text_file.start, length, dialect.marks)):
             length *= 4
@@ -126,4 +127,4 @@ def _find_records_end(head: bytes, start: int, length: int, marks: Marks) -> int
     if len(head) < length:  # the complete file: its last record may lack a newline
         return len(head)
     # The search has two results: for a text that begins outside of quotes, or inside. A first record begins outside.
-    return records.search_records(lambda a, b: head[a:b], start, length, marks).outside.last_end or 0
+    return records.search_records(lambda begin, end: head[begin:end], start, length, marks).outside.last_end or 0

@@ -53,8 +53,8 @@ def open_text(path: Path, dialect: Dialect) -> Iterator[Any]:
             if packing == "zip":
                 file: Any = stack.enter_context(_open_zipped(path, stack.enter_context(zipfile.ZipFile(path))))
             else:
-                opening: dict[str | None, Any] = {"gzip": gzip.open, "bz2": bz2.open, "xz": lzma.open, None: open}
-                file = stack.enter_context(opening[packing](path, "rb"))
+                openers: dict[str | None, Any] = {"gzip": gzip.open, "bz2": bz2.open, "xz": lzma.open, None: open}
+                file = stack.enter_context(openers[packing](path, "rb"))
             yield _Recoded(file, dialect.encoding) if dialect.is_recoded_whole else file
     except UnicodeDecodeError as error:
         raise ReaderError(
@@ -69,13 +69,15 @@ def open_text(path: Path, dialect: Dialect) -> Iterator[Any]:
 
 def _open_zipped(path: Path, archive: zipfile.ZipFile) -> Any:
     """Open the only file in an archive. Raises ReaderError if there are others."""
-    inside = [entry for entry in archive.infolist() if not entry.is_dir()]
-    if len(inside) != 1:
-        names = files.format_names(entry.filename for entry in inside)
-        raise ReaderError(f"{path}: expected one file in the archive, found {len(inside)}: {names}; unpack it")
-    if inside[0].flag_bits & 1:
-        raise ReaderError(f"{path}: expected a file without a password, found {inside[0].filename} with one; unpack it")
-    return archive.open(inside[0])
+    entries = [entry for entry in archive.infolist() if not entry.is_dir()]
+    if len(entries) != 1:
+        names = files.format_names(entry.filename for entry in entries)
+        raise ReaderError(f"{path}: expected one file in the archive, found {len(entries)}: {names}; unpack it")
+    if entries[0].flag_bits & 1:
+        raise ReaderError(
+            f"{path}: expected a file without a password, found {entries[0].filename} with one; unpack it"
+        )
+    return archive.open(entries[0])
 
 
 class _Recoded:
@@ -124,10 +126,10 @@ class Text:
 
     def __init__(self, text_files: Sequence[TextFile]):
         self._files = text_files
-        self._open = {number: _open_plain(file) for number, file in enumerate(text_files) if file.is_unpacked}
+        self._open = {file_index: _open_plain(file) for file_index, file in enumerate(text_files) if file.is_unpacked}
         self._sizes = [
-            (os.fstat(self._open[number].fileno()) if file.is_unpacked else os.stat(file.path)).st_size
-            for number, file in enumerate(text_files)
+            (os.fstat(self._open[file_index].fileno()) if file.is_unpacked else os.stat(file.path)).st_size
+            for file_index, file in enumerate(text_files)
         ]
         self._unchanged = Unchanged({file.path for file in text_files if not file.is_unpacked})
         self._last_opened: tuple[int, BinaryIO] | None = None
@@ -140,34 +142,35 @@ class Text:
         pieces = []
         start = max(0, start)
         while start < stop:
-            number = bisect.bisect_right(self.ends, start)
-            end = min(stop, self.ends[number])
-            shift = self._files[number].start - self.starts[number]  # from an offset of the text to one of the file
-            data = self._read_file(number, start + shift, min(end + shift, self._sizes[number]))
-            pieces.append(data if end < self.ends[number] else data + b"\n")
+            file_index = bisect.bisect_right(self.ends, start)
+            end = min(stop, self.ends[file_index])
+            # From an offset of the text to one of the file.
+            shift = self._files[file_index].start - self.starts[file_index]
+            data = self._read_file(file_index, start + shift, min(end + shift, self._sizes[file_index]))
+            pieces.append(data if end < self.ends[file_index] else data + b"\n")
             start = end
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    def _read_file(self, number: int, start: int, stop: int) -> bytes:
+    def _read_file(self, file_index: int, start: int, stop: int) -> bytes:
         """Read bytes `start` to `stop` of one file."""
-        if not self._files[number].is_unpacked:
-            self._unchanged.check(self._files[number].path)
-        data = files.read_at(self._open_file(number).fileno(), start, stop - start)
+        if not self._files[file_index].is_unpacked:
+            self._unchanged.check(self._files[file_index].path)
+        data = files.read_at(self._open_file(file_index).fileno(), start, stop - start)
         if start + len(data) < stop:
             raise ReaderError(
-                f"{self._files[number].named}: truncated: expected {self._sizes[number]} bytes, found "
+                f"{self._files[file_index].named}: truncated: expected {self._sizes[file_index]} bytes, found "
                 f"{start + len(data)}"
             )
         return data
 
-    def _open_file(self, number: int) -> BinaryIO:
-        if number in self._open:
-            return self._open[number]
+    def _open_file(self, file_index: int) -> BinaryIO:
+        if file_index in self._open:
+            return self._open[file_index]
         # Only one file is open at a time, because their number may exceed the limit of open files.
-        if self._last_opened is None or self._last_opened[0] != number:
+        if self._last_opened is None or self._last_opened[0] != file_index:
             if self._last_opened is not None:
                 self._last_opened[1].close()
-            self._last_opened = (number, _open_plain(self._files[number]))
+            self._last_opened = (file_index, _open_plain(self._files[file_index]))
         return self._last_opened[1]
 
     def split_by_file(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
@@ -185,22 +188,24 @@ class Text:
         """The first offset at or after `byte` at which a line begins."""
         if byte in (0, self.size) or byte in self.starts:
             return byte
-        at = byte - 1
-        while at < self.size:
-            newline = self.read_bytes(at, min(at + _SEARCH_BYTES, self.size)).find(b"\n")
-            if newline >= 0:
-                return at + newline + 1
-            at += _SEARCH_BYTES
+        search_start = byte - 1
+        while search_start < self.size:
+            newline_index = self.read_bytes(search_start, min(search_start + _SEARCH_BYTES, self.size)).find(b"\n")
+            if newline_index >= 0:
+                return search_start + newline_index + 1
+            search_start += _SEARCH_BYTES
         return self.size
 
     def find_line(self, byte: int) -> str:
         """The place "FILE, line NUMBER" of the line that begins at offset `byte`; lines count from 1."""
-        number = min(bisect.bisect_right(self.ends, byte), len(self.ends) - 1)
-        end = min(byte - self.starts[number] + self._files[number].start, self._sizes[number])  # in the file
+        file_index = min(bisect.bisect_right(self.ends, byte), len(self.ends) - 1)
+        # The offset in the file.
+        end = min(byte - self.starts[file_index] + self._files[file_index].start, self._sizes[file_index])
         count = sum(
-            self._read_file(number, at, min(at + _COUNT_BYTES, end)).count(b"\n") for at in range(0, end, _COUNT_BYTES)
+            self._read_file(file_index, offset, min(offset + _COUNT_BYTES, end)).count(b"\n")
+            for offset in range(0, end, _COUNT_BYTES)
         )
-        return f"{self._files[number].named}, line {1 + count}"
+        return f"{self._files[file_index].named}, line {1 + count}"
 
 
 def _open_plain(file: TextFile) -> BinaryIO:

@@ -14,21 +14,21 @@ class Marks:
     quote: int | None = ord('"')
     comment: int | None = None
 
-    def find_comments(self, data: bytes, within: bool = False) -> list[tuple[int, int]]:
-        """(first byte, byte after the last) of each comment; `within`: whether `data` begins within quotes."""
+    def find_comments(self, data: bytes, is_within_quotes: bool = False) -> list[tuple[int, int]]:
+        """(first byte, byte after the last) of each comment; `is_within_quotes`: whether `data` begins so."""
         if self.comment is None or self.comment not in data:
             return []
-        at = 0
-        if within:
-            at = -1 if self.quote is None else data.find(self.quote)
-            if at < 0:
+        search_start = 0
+        if is_within_quotes:
+            search_start = -1 if self.quote is None else data.find(self.quote)
+            if search_start < 0:
                 return []  # all of `data` is within quotes
-            at += 1
-        pattern, found = _compile_pattern(self), []
-        while match := pattern.match(data, at):
-            found.append(match.span(1))
-            at = match.end()
-        return found
+            search_start += 1
+        pattern, comments = _compile_pattern(self), []
+        while match := pattern.match(data, search_start):
+            comments.append(match.span(1))
+            search_start = match.end()
+        return comments
 
     def fills_line(self, data: bytes, comment: int) -> bool:
         """Whether the comment at the offset `comment` has only spaces before it in its line."""
@@ -43,16 +43,16 @@ class Marks:
 
     def remove_comments(self, data: bytes) -> bytes:
         """Remove comments from `data`, which begins outside of quotes. The number of lines does not change."""
-        pieces, done = [], 0
-        for first, after in self.find_comments(data):
-            pieces.append(data[done : _find_line(data, first) if self.fills_line(data, first) else first])
-            done = after
-        return b"".join([*pieces, data[done:]]) if pieces else data
+        pieces, copied_end = [], 0
+        for start, end in self.find_comments(data):
+            pieces.append(data[copied_end : _find_line(data, start) if self.fills_line(data, start) else start])
+            copied_end = end
+        return b"".join([*pieces, data[copied_end:]]) if pieces else data
 
 
-def _find_line(data: bytes, at: int) -> int:
-    """The offset at which the line of the byte at `at` begins."""
-    return data.rfind(b"\n", 0, at) + 1
+def _find_line(data: bytes, offset: int) -> int:
+    """The offset at which the line of the byte at `offset` begins."""
+    return data.rfind(b"\n", 0, offset) + 1
 
 
 @functools.lru_cache

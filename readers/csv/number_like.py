@@ -109,32 +109,32 @@ def find_unit(text: str) -> str | None:
     """
     if not any(letter.isnumeric() or letter in "∞fF" for letter in text):  # f: of "inf"
         return None
-    plain = _normalize(text)
-    if _NO_NUMBER.fullmatch(plain):
+    normalized = _normalize(text)
+    if _NO_NUMBER.fullmatch(normalized):
         return None
-    found = _NUMBER.fullmatch(plain)
-    if found is not None:
-        known = found["known"] or ""
-        return found["word"] or (known if re.fullmatch("[A-JLN-Z]", known) else "")
-    parts = _BETWEEN.split(plain)
+    match = _NUMBER.fullmatch(normalized)
+    if match is not None:
+        unit = match["known"] or ""
+        return match["word"] or (unit if re.fullmatch("[A-JLN-Z]", unit) else "")
+    parts = _BETWEEN.split(normalized)
     return "" if len(parts) > 1 and all(_PLAIN_NUMBER.fullmatch(part) for part in parts) else None
 
 
 def find_numbers(counts: Mapping[str, int]) -> set[str]:
     """The texts that are numbers, among `counts` (rows by text). Of uncertain units, only the most common counts."""
     units = {text: unit for text in counts if (unit := find_unit(text)) is not None}
-    rows: collections.Counter[str] = collections.Counter()
+    rows_by_unit: collections.Counter[str] = collections.Counter()
     for text, unit in units.items():
-        rows[unit] += counts[text]
-    common = max((unit for unit in rows if unit), key=lambda unit: rows[unit], default="")
-    return {text for text, unit in units.items() if unit in ("", common)}
+        rows_by_unit[unit] += counts[text]
+    common_unit = max((unit for unit in rows_by_unit if unit), key=lambda unit: rows_by_unit[unit], default="")
+    return {text for text, unit in units.items() if unit in ("", common_unit)}
 
 
-def add_counts(found: Iterable[Mapping[str, int]]) -> dict[str, int]:
+def add_counts(counts_by_rank: Iterable[Mapping[str, int]]) -> dict[str, int]:
     """Add up the counts of all ranks: the number of rows with each text."""
     counts: collections.Counter[str] = collections.Counter()
-    for of_rank in found:
-        counts.update(of_rank)
+    for rank_counts in counts_by_rank:
+        counts.update(rank_counts)
     return dict(counts)
 
 
@@ -145,19 +145,19 @@ def are_numbers(counts: Mapping[str, int]) -> bool:
 
 def _normalize(text: str) -> str:
     """Replace all kinds of digits, spaces, signs, apostrophes and currencies by one character for each kind."""
-    found = []
+    characters = []
     # Translate first: NFKC would decompose primes and acute accents.
     for letter in unicodedata.normalize("NFKC", text.translate(_APOSTROPHES)):
-        kind = unicodedata.category(letter)
-        if kind == "Cf":  # direction marks, zero-width spaces
+        category = unicodedata.category(letter)
+        if category == "Cf":  # direction marks, zero-width spaces
             continue
-        if kind == "Nd":
+        if category == "Nd":
             letter = str(unicodedata.decimal(letter))
-        elif kind == "Pd" or letter == "\N{MINUS SIGN}":
+        elif category == "Pd" or letter == "\N{MINUS SIGN}":
             letter = "-"
-        found.append(_ONE_FOR_KIND.get(kind) or _ARABIC_MARKS.get(letter, letter))
-    plain = "".join(found).replace("\N{FRACTION SLASH}", ".")  # by NFKC from ½; 1.2 is a number, too
-    return re.sub(r"\s{3,}", "  ", plain.strip())  # the pattern would be slow on long runs of spaces
+        characters.append(_ONE_FOR_KIND.get(category) or _ARABIC_MARKS.get(letter, letter))
+    normalized = "".join(characters).replace("\N{FRACTION SLASH}", ".")  # by NFKC from ½; 1.2 is a number, too
+    return re.sub(r"\s{3,}", "  ", normalized.strip())  # the pattern would be slow on long runs of spaces
 
 
 def suggest_option(text: str, column: str, dialect: Dialect) -> str:
@@ -171,17 +171,17 @@ def suggest_option(text: str, column: str, dialect: Dialect) -> str:
     if options:
         return f"{', '.join(options)}; {categories}"
     # A word, or a character that no plain number has.
-    odd = re.search(rf"[^\W\d_]{{2,}}|[^\s{_PLAIN}]", text)
-    name = f" ({unicodedata.name(odd[0], 'no name')})" if odd and len(odd[0]) == 1 else ""
-    why = f"{odd[0]!r}{name} in a number" if odd else "such a spelling"
-    return f"no option reads {why}: write the values as -1.5 or -1.5e+00 in the file; {categories}"
+    odd_part = re.search(rf"[^\W\d_]{{2,}}|[^\s{_PLAIN}]", text)
+    character_name = f" ({unicodedata.name(odd_part[0], 'no name')})" if odd_part and len(odd_part[0]) == 1 else ""
+    reason = f"{odd_part[0]!r}{character_name} in a number" if odd_part else "such a spelling"
+    return f"no option reads {reason}: write the values as -1.5 or -1.5e+00 in the file; {categories}"
 
 
 def _list_options(text: str, dialect: Dialect) -> list[str]:
     """The smallest sets of options decimal= and thousands= that parse the text, and the resulting number, as texts."""
     # The characters of the text that `_normalize` turns into one of `_MARKS`, each once.
     marks = dict.fromkeys(letter for letter in text.strip() if _normalize(f"1{letter}1")[1] in _MARKS)
-    found = []
+    suggestions = []
     for decimal, thousands in itertools.product((dialect.decimal, ".", ","), (dialect.thousands, None, *marks)):
         if decimal == thousands:
             continue
@@ -190,10 +190,10 @@ def _list_options(text: str, dialect: Dialect) -> list[str]:
             continue
         options: dict[str, str | None] = {"decimal": decimal} if decimal != dialect.decimal else {}
         options |= {"thousands": thousands} if thousands != dialect.thousands else {}
-        shown = ", ".join(f"{name}={value!r}" for name, value in options.items())
-        found.append((len(options), f"{shown} reads it as {number:.15g}"))
-    least = min((count for count, _ in found), default=0)
-    return list(dict.fromkeys(shown for count, shown in found if count == least)) if least else []
+        suggestion = ", ".join(f"{name}={value!r}" for name, value in options.items())
+        suggestions.append((len(options), f"{suggestion} reads it as {number:.15g}"))
+    fewest = min((count for count, _ in suggestions), default=0)
+    return list(dict.fromkeys(suggestion for count, suggestion in suggestions if count == fewest)) if fewest else []
 
 
 def _list_delimiters(text: str) -> list[str]:
@@ -209,5 +209,5 @@ def _list_delimiters(text: str) -> list[str]:
 @functools.lru_cache
 def _read_text(text: str, dialect: Dialect) -> float | None:
     """The number that a reader with this dialect gets from the text; None if it gets an error."""
-    found = convert.convert_column(pa.array([text]), pa.float64(), dialect)
-    return None if found is None else found[0].as_py()
+    converted = convert.convert_column(pa.array([text]), pa.float64(), dialect)
+    return None if converted is None else converted[0].as_py()

@@ -79,15 +79,15 @@ def search_records(
     return Part(outside.found, inside.found, start, stop)
 
 
-def _find_line_start(before: bytes, start: int) -> int:
+def _find_line_start(bytes_before: bytes, start: int) -> int:
     """The start of the line that contains the offset `start`, from the two bytes before it (fewer at the beginning).
 
     The caller only needs to know whether the line is empty: "" or a carriage return. A line with other bytes before
     `start` is not empty. Its true start is not needed; the result is `start` - 2, so that it is longer than one byte.
     """
-    if not before or before.endswith(b"\n"):
+    if not bytes_before or bytes_before.endswith(b"\n"):
         return start
-    if before == b"\r" or before == b"\n\r":
+    if bytes_before == b"\r" or bytes_before == b"\n\r":
         return start - 1
     return start - 2
 
@@ -135,50 +135,50 @@ class _Search:
 
     def add_block(self, block: _Block) -> tuple[np.ndarray, np.ndarray]:
         """Search the next block. Returns the offsets after the lines and after the records that end in it."""
-        found = self.found
+        found_records = self.found
         newlines, comment_ends = self._find_line_ends(block)
-        found.has_quoted_newlines |= len(newlines) < len(block.newlines)
+        found_records.has_quoted_newlines |= len(newlines) < len(block.newlines)
         # For each line that ends here, the offset of its newline and its start; then the start of the unfinished line.
         ends = newlines + block.begin
         starts = np.concatenate([[self._line_start], ends + 1])
         self._line_start = int(starts[-1])
         record_ends = ends + 1
         # Only a line of up to one byte can be empty: "" or a carriage return.
-        short = np.flatnonzero(ends - starts[:-1] <= 1)
-        if len(short) or comment_ends:
+        short_lines = np.flatnonzero(ends - starts[:-1] <= 1)
+        if len(short_lines) or comment_ends:
             is_record = ~np.isin(newlines, comment_ends)
-            is_record[short] &= ~self._are_empty(block, starts[short], ends[short])
+            is_record[short_lines] &= ~self._are_empty(block, starts[short_lines], ends[short_lines])
             record_ends = record_ends[is_record]
         # Store the records whose number, counted from 1, is a multiple of the stride.
-        first = self._stride - found.count % self._stride - 1
-        found.offsets += record_ends[first :: self._stride].tolist()
-        found.count += len(record_ends)
+        first_stored = self._stride - found_records.count % self._stride - 1
+        found_records.offsets += record_ends[first_stored :: self._stride].tolist()
+        found_records.count += len(record_ends)
         if len(record_ends):
-            found.last_end = int(record_ends[-1])
+            found_records.last_end = int(record_ends[-1])
         return ends + 1, record_ends
 
     def _find_line_ends(self, block: _Block) -> tuple[np.ndarray, list[int]]:
         """The indices of newlines outside of quotes, and the indices of newlines after lines with only a comment.
 
-        Changes `found.within` to say whether the block ends within quotes.
+        Changes `found_records.within` to say whether the block ends within quotes.
         """
-        found, quotes = self.found, block.quotes
-        comments = self._marks.find_comments(block.data, found.within)
+        found_records, quotes = self.found, block.quotes
+        comments = self._marks.find_comments(block.data, found_records.within)
         if not len(quotes):
-            newlines = block.newlines[:0] if found.within else block.newlines
+            newlines = block.newlines[:0] if found_records.within else block.newlines
         else:
             quotes_before = block.quotes_before
             if comments:
-                # Quotes in comments do not count. `latest`: the index of the last comment that begins before each
-                # quote; -1: there is none.
-                first, after = np.array(comments).T  # the indices of a comment's first byte, and after its last one
-                latest = np.searchsorted(first, quotes, side="right") - 1
-                quotes = quotes[(latest < 0) | (quotes >= after[latest])]
+                # Quotes in comments do not count. `latest_comments`: the index of the last comment that begins before
+                # each quote; -1: there is none.
+                starts, ends = np.array(comments).T  # the indices of a comment's first byte, and after its last one
+                latest_comments = np.searchsorted(starts, quotes, side="right") - 1
+                quotes = quotes[(latest_comments < 0) | (quotes >= ends[latest_comments])]
                 quotes_before = np.searchsorted(quotes, block.newlines)
             # An index is outside of quotes if the number of quotes before it is even.
-            newlines = block.newlines[((quotes_before + found.within) & 1) == 0]
-            found.within ^= bool(len(quotes) & 1)
-        return newlines, [after for first, after in comments if self._marks.fills_line(block.data, first)]
+            newlines = block.newlines[((quotes_before + found_records.within) & 1) == 0]
+            found_records.within ^= bool(len(quotes) & 1)
+        return newlines, [end for start, end in comments if self._marks.fills_line(block.data, start)]
 
     def _are_empty(self, block: _Block, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
         """Whether lines of up to one byte, from offsets `starts` to `ends`, are empty, or only a carriage return."""
@@ -205,15 +205,15 @@ def skip_records(read: Read, start: int, stop: int, count: int, marks: Marks) ->
 
 def find_line_end(read: Read, start: int, stop: int, marks: Marks) -> int:
     """The offset after the first line from `start` that ends outside of quotes, even if empty; else `stop`."""
-    found: list[int] = []
+    offsets: list[int] = []
     window = _WINDOW_BYTES
     while True:
         end = min(stop, start + window)
         search_records(
-            read, start, end, marks, piece=window, on_block=lambda begin, data, ends, records: found.extend(ends[:1])
+            read, start, end, marks, piece=window, on_block=lambda begin, data, ends, records: offsets.extend(ends[:1])
         )
-        if found or end == stop:
-            return int(found[0]) if found else stop
+        if offsets or end == stop:
+            return int(offsets[0]) if offsets else stop
         window *= 4
 
 
@@ -249,19 +249,20 @@ def join_parts(parts: Sequence[Part], start: int, stop: int, read_rest: Read, en
     """
     ends = {*ends, stop}
     records = Records(0, has_quoted_newlines=False, unclosed_end=None, numbers=[0], offsets=[start], stop=stop)
-    within, last_end = False, start  # whether the range begins within quotes; the offset after the last record
-    for number, part in enumerate(parts):
-        if within:
-            records.ranges_within_quotes.append(number)
-        found = part.inside if within else part.outside
-        records.numbers += [records.count + STRIDE * (i + 1) for i in range(len(found.offsets))]
-        records.offsets += found.offsets
-        records.count += found.count
-        records.has_quoted_newlines |= found.has_quoted_newlines
-        last_end = found.last_end or last_end
-        within = found.within
-        if within and part.stop in ends and records.unclosed_end is None:
+    # Whether the range begins within quotes; the offset after the last record.
+    is_within_quotes, last_end = False, start
+    for part_index, part in enumerate(parts):
+        if is_within_quotes:
+            records.ranges_within_quotes.append(part_index)
+        part_result = part.inside if is_within_quotes else part.outside
+        records.numbers += [records.count + STRIDE * (index + 1) for index in range(len(part_result.offsets))]
+        records.offsets += part_result.offsets
+        records.count += part_result.count
+        records.has_quoted_newlines |= part_result.has_quoted_newlines
+        last_end = part_result.last_end or last_end
+        is_within_quotes = part_result.within
+        if is_within_quotes and part.stop in ends and records.unclosed_end is None:
             records.unclosed_end = part.stop
     # The last record may lack a newline; empty lines may follow it.
-    records.count += bool(within or read_rest(last_end, stop).strip(b"\r\n"))
+    records.count += bool(is_within_quotes or read_rest(last_end, stop).strip(b"\r\n"))
     return records

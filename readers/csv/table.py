@@ -27,18 +27,18 @@ class Table(Columns):
 
     def learn_types(self, sample: bytes, file: Path, line: int, dtype: Any) -> None:
         """Choose the types of columns from dtype= and `sample`, complete records of `file` from line `line` on."""
-        inferred: dict[int, Any] = dict.fromkeys(self.used, pa.null())  # no values, which count as numbers
+        inferred_types: dict[int, Any] = dict.fromkeys(self.used, pa.null())  # no values, which count as numbers
         if sample.strip():
             place = f"{file}, line {line}"  # of the first record
             table = blocks.parse_block(
                 sample, self.names, self.used, None, self.dialect, has_newlines=True, find_line=lambda: place
             )
-            inferred = {number: table.schema.field(str(number)).type for number in self.used}
-            requested = self.list_dtypes(dtype)
+            inferred_types = {number: table.schema.field(str(number)).type for number in self.used}
+            requested_dtypes = self.list_dtypes(dtype)
             for number in self.used:
-                if not (is_number(inferred[number]) or number in requested):
+                if not (is_number(inferred_types[number]) or number in requested_dtypes):
                     self._check_text(number, table[str(number)], sample, place)
-        self.choose_types(inferred, dtype)
+        self.choose_types(inferred_types, dtype)
 
     def find_default_dtype(self, field: str, kind: Any) -> np.dtype:
         """int64 for labels that are whole numbers, bools or texts, float64 for all else.
@@ -65,9 +65,9 @@ class Table(Columns):
         counts = {value["values"]: value["counts"] for value in column.drop_null().value_counts().to_pylist()}
         if number_like.are_numbers(counts):
             data = errors.clean_block(sample, self.dialect, lambda: place)
-            # `mixed` is the cause that the error names if there is no such text.
-            mixed = ValueError(f"numbers in several spellings in column {self.names[number]!r}")
-            error = errors.explain_error(data, self.dialect, self.names, {number: pa.float64()}, place, mixed)
+            # `mixed_error` is the cause that the error names if there is no such text.
+            mixed_error = ValueError(f"numbers in several spellings in column {self.names[number]!r}")
+            error = errors.explain_error(data, self.dialect, self.names, {number: pa.float64()}, place, mixed_error)
             raise ReaderError(f"{error}. Most rows of this column hold numbers")
 
     def find_number_among_texts(self, counts: Mapping[int, Mapping[str, int]]) -> tuple[int, str] | None:

@@ -22,27 +22,27 @@ _MAX_MEMBER_BYTES = 4 << 30
 
 def unpack_files(archive: Path, names: Collection[str]) -> dict[str, Path]:
     """Extract the members with one of `names`, in any folder of the archive. Returns a temporary file for each name."""
-    found: dict[str, Path] = {}
+    extracted_files: dict[str, Path] = {}
     is_packed = files.read_head(archive, 2) == GZIP
     try:
-        with gzip.open(archive) if is_packed else open(archive, "rb") as source:
+        with gzip.open(archive) if is_packed else open(archive, "rb") as archive_file:
             # mode "r|": the stream does not support seeking. `Watched` stops reading if another rank has failed.
-            with tarfile.open(fileobj=Watched(source), mode="r|") as tar:  # type: ignore[call-overload]
+            with tarfile.open(fileobj=Watched(archive_file), mode="r|") as tar:  # type: ignore[call-overload]
                 for member in tar:
                     name = os.path.basename(member.name)
-                    if name in names and name not in found and member.isreg():
-                        found[name] = _extract_member(archive, tar, member)
+                    if name in names and name not in extracted_files and member.isreg():
+                        extracted_files[name] = _extract_member(archive, tar, member)
             # Read to the end of the gzip data, where its checksum is.
-            while source.read(PIECE_BYTES):
+            while archive_file.read(PIECE_BYTES):
                 agreement.stop_if_others_failed()
     except BaseException as error:
-        remove_files(found.values())
+        remove_files(extracted_files.values())
         if isinstance(error, (tarfile.TarError, *DAMAGED_GZIP)):
             raise ReaderError(
                 f"{archive}: truncated or damaged: expected a whole tar archive, found: {error}"
             ) from None
         raise
-    return found
+    return extracted_files
 
 
 def _extract_member(archive: Path, tar: tarfile.TarFile, member: tarfile.TarInfo) -> Path:
@@ -50,12 +50,12 @@ def _extract_member(archive: Path, tar: tarfile.TarFile, member: tarfile.TarInfo
         raise ReaderError(
             f"{archive}: {member.name}: expected at most {_MAX_MEMBER_BYTES} bytes in a file, found {member.size}"
         )
-    with create_temporary() as (path, target):
-        source = tar.extractfile(member)
-        if source is not None:
-            shutil.copyfileobj(source, target, PIECE_BYTES)
-        if target.tell() != member.size:
-            raise EOFError(f"{member.name}: {target.tell()} bytes instead of {member.size}")
+    with create_temporary() as (path, target_file):
+        member_file = tar.extractfile(member)
+        if member_file is not None:
+            shutil.copyfileobj(member_file, target_file, PIECE_BYTES)
+        if target_file.tell() != member.size:
+            raise EOFError(f"{member.name}: {target_file.tell()} bytes instead of {member.size}")
     return path
 
 

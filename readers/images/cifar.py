@@ -47,17 +47,17 @@ class _Cifar(Format):
         if archive is not None:
             self.files, self.surveys = [archive], 1
             return
-        inner = [self._path / name for name in _FOLDERS if (self._path / name).is_dir()]
-        for folder in (self._path, *inner):
-            found = self._find_batches({file.name: Stored(file) for file in folder.iterdir() if file.is_file()})
-            if found:
+        inner_folders = [self._path / name for name in _FOLDERS if (self._path / name).is_dir()]
+        for folder in (self._path, *inner_folders):
+            batches = self._find_batches({file.name: Stored(file) for file in folder.iterdir() if file.is_file()})
+            if batches:
                 break
         else:
             raise FileNotFoundError(
                 f"{self._describe_expected()}; the folder holds {files.format_names(os.listdir(self._path))}"
             )
-        self.files = [file.path for stored in found.values() for file in stored]
-        self._open_batches(found)
+        self.files = [file.path for batch_files in batches.values() for file in batch_files]
+        self._open_batches(batches)
 
     def _find_archive(self) -> Path | None:
         """The archive to read; None if its files are already extracted."""
@@ -76,21 +76,23 @@ class _Cifar(Format):
         return [name + ending for names in self.batch_names.values() for name in names for ending in ("", ".bin")]
 
     def _describe_expected(self) -> str:
-        usual = ", ".join(name for names in self.batch_names.values() for name in names)
+        usual_names = ", ".join(name for names in self.batch_names.values() for name in names)
         return (
-            f"{self._path}: expected {usual}, all of them with .bin (binary version) or all without (Python version), "
-            f"or {' or '.join(self.archives)}"
+            f"{self._path}: expected {usual_names}, all of them with .bin (binary version) or all without (Python "
+            f"version), or {' or '.join(self.archives)}"
         )
 
-    def _find_batches(self, there: Mapping[str, Stored]) -> dict[str, list[Stored]] | None:
-        """The batches of each part, from the files `there`, keyed by name; None if neither version is complete."""
+    def _find_batches(self, files_by_name: Mapping[str, Stored]) -> dict[str, list[Stored]] | None:
+        """The batches of each part, from `files_by_name`; None if neither version is complete."""
         for ending in (".bin", ""):
-            if all(name + ending in there for names in self.batch_names.values() for name in names):
-                return {part: [there[name + ending] for name in names] for part, names in self.batch_names.items()}
+            if all(name + ending in files_by_name for names in self.batch_names.values() for name in names):
+                return {
+                    part: [files_by_name[name + ending] for name in names] for part, names in self.batch_names.items()
+                }
         return None
 
-    def _open_batches(self, found: Mapping[str, Sequence[Stored]]) -> None:
-        for part, stored_files in found.items():
+    def _open_batches(self, part_files: Mapping[str, Sequence[Stored]]) -> None:
+        for part, stored_files in part_files.items():
             self._batches[part] = [
                 (_BinaryBatch if file.name.endswith(".bin") else _PickledBatch)(file, self.label_names, self._label)
                 for file in stored_files
@@ -101,19 +103,21 @@ class _Cifar(Format):
     def survey(self, turn: int, ranks: Ranks) -> dict[str, Path]:
         if ranks.rank != ranks.leader:
             return {}
-        found = archives.unpack_files(self.files[0], self._list_file_names())
-        self._unpacked = list(found.values())
+        extracted_files = archives.unpack_files(self.files[0], self._list_file_names())
+        self._unpacked = list(extracted_files.values())
         weakref.finalize(self, remove_files, self._unpacked)  # if an error prevents `end_surveys`
-        return found
+        return extracted_files
 
     def settle(self, turn: int, ranks: Ranks, found: Sequence[dict[str, Path]]) -> None:
-        archive, there = self.files[0], found[ranks.leader]
-        chosen = self._find_batches({name: Stored(path, f"{archive}: {name}") for name, path in there.items()})
-        if chosen is None:
+        archive, extracted_files = self.files[0], found[ranks.leader]
+        batches = self._find_batches(
+            {name: Stored(path, f"{archive}: {name}") for name, path in extracted_files.items()}
+        )
+        if batches is None:
             raise ReaderError(
-                f"{self._describe_expected()}; the archive {archive} contains {files.format_names(there)}"
+                f"{self._describe_expected()}; the archive {archive} contains {files.format_names(extracted_files)}"
             )
-        self._open_batches(chosen)
+        self._open_batches(batches)
 
     def end_surveys(self) -> None:
         remove_files(self._unpacked)  # every rank of this host has them open
@@ -177,9 +181,9 @@ class Cifar100(_Cifar):
 
     @classmethod
     def recognises(cls, path: Path, head: bytes) -> bool:
-        own = any((path / name).exists() for name in (*_FOLDERS[2:], *cls.archives))
-        both = all((path / name).exists() for name in ("train.bin", "test.bin"))
-        return path.name in cls.archives or (path.is_dir() and (own or both))
+        has_own_name = any((path / name).exists() for name in (*_FOLDERS[2:], *cls.archives))
+        has_both_files = all((path / name).exists() for name in ("train.bin", "test.bin"))
+        return path.name in cls.archives or (path.is_dir() and (has_own_name or has_both_files))
 
 
 class _BinaryBatch:
@@ -209,40 +213,45 @@ class _BinaryBatch:
 class _PickledBatch:
     """A pickle of {"data": array (rows, 3072), "labels": list}. The bytes of the array stay in the file."""
 
-    def __init__(self, path: Stored, label_names: tuple[str, ...], label: int):
-        self._file = path
-        with path.open_file() as file:
-            content = plain_pickles.load_pickle(file, str(path))
+    def __init__(self, stored_file: Stored, label_names: tuple[str, ...], label: int):
+        self._file = stored_file
+        with stored_file.open_file() as file:
+            content = plain_pickles.load_pickle(file, str(stored_file))
         if not isinstance(content, dict):
-            raise ReaderError(f"{path}: expected a pickled dict, found a {type(content).__name__}")
+            raise ReaderError(f"{stored_file}: expected a pickled dict, found a {type(content).__name__}")
         values = {
             key.decode("latin-1") if isinstance(key, bytes) else str(key): value for key, value in content.items()
         }
         labels, data = values.get(label_names[label]), values.get("data")
         if not isinstance(labels, list) or not all(type(value) is int and abs(value) < 1 << 63 for value in labels):
             raise ReaderError(
-                f"{path}: expected a list of 64-bit integers under {label_names[label]!r}, found "
+                f"{stored_file}: expected a list of 64-bit integers under {label_names[label]!r}, found "
                 f"{plain_pickles.shorten_value(labels)}; the pickle has "
                 f"{files.format_names(name[:60] for name in values)}"
             )
         self.rows = len(labels)
         # `data` should be a `plain_pickles.Array`, whose `dtype` is a `plain_pickles.Dtype` or a name.
         dtype = getattr(data, "dtype", None)
-        name = getattr(dtype, "name", dtype)
-        name = name.decode("latin-1") if isinstance(name, bytes) else name
+        dtype_name = getattr(dtype, "name", dtype)
+        dtype_name = dtype_name.decode("latin-1") if isinstance(dtype_name, bytes) else dtype_name
         shape = getattr(data, "shape", None)
-        if data is None or name not in ("u1", "|u1", "uint8") or shape != (self.rows, _PIXELS) or data.fortran:
+        if data is None or dtype_name not in ("u1", "|u1", "uint8") or shape != (self.rows, _PIXELS) or data.fortran:
             raise ReaderError(
-                f"{path}: expected bytes (u1) of shape {(self.rows, _PIXELS)} under 'data', as many rows as labels, "
-                f"found {name if isinstance(name, str) else plain_pickles.shorten_value(name):.60} of shape "
-                f"{plain_pickles.shorten_value(shape)}"
+                f"{stored_file}: expected bytes (u1) of shape {(self.rows, _PIXELS)} under 'data', as many rows as "
+                "labels, found "
+                f"{dtype_name if isinstance(dtype_name, str) else plain_pickles.shorten_value(dtype_name):.60} of "
+                f"shape {plain_pickles.shorten_value(shape)}"
             )
         self._content = data.content
         if not isinstance(self._content, (plain_pickles.FileBytes, bytes)):
-            raise ReaderError(f"{path}: expected bytes of images, found {plain_pickles.shorten_value(self._content)}")
-        found = self._content.length if isinstance(self._content, plain_pickles.FileBytes) else len(self._content)
-        if found != self.rows * _PIXELS or self.rows == 0:
-            raise ReaderError(f"{path}: expected {self.rows * _PIXELS} bytes of images, 1 or more, found {found}")
+            raise ReaderError(
+                f"{stored_file}: expected bytes of images, found {plain_pickles.shorten_value(self._content)}"
+            )
+        byte_count = self._content.length if isinstance(self._content, plain_pickles.FileBytes) else len(self._content)
+        if byte_count != self.rows * _PIXELS or self.rows == 0:
+            raise ReaderError(
+                f"{stored_file}: expected {self.rows * _PIXELS} bytes of images, 1 or more, found {byte_count}"
+            )
         self._labels = np.array(labels, np.int64)
 
     def read_images(self, start: int, stop: int) -> np.ndarray:

@@ -53,19 +53,19 @@ class IdxFile:
         magic = file.read(4)
         if len(magic) < 4:
             raise ReaderError(f"{self.path}: expected an IDX header, found {len(magic)} bytes in all")
-        zeros, code, dimension_count = magic[:2], magic[2], magic[3]
-        if zeros != b"\0\0" or code not in TYPES or dimension_count == 0:
-            codes = ", ".join(f"{known:02x}" for known in TYPES)
+        zeros, type_code, dimension_count = magic[:2], magic[2], magic[3]
+        if zeros != b"\0\0" or type_code not in TYPES or dimension_count == 0:
+            codes = ", ".join(f"{known_code:02x}" for known_code in TYPES)
             expected = f"the bytes 00 00, a type ({codes}) and the number of dimensions, 1 or more"
             raise files.make_magic_error(self.path, expected, magic)
-        sizes = file.read(4 * dimension_count)
-        if len(sizes) < 4 * dimension_count:
+        size_bytes = file.read(4 * dimension_count)
+        if len(size_bytes) < 4 * dimension_count:
             raise ReaderError(
                 f"{self.path}: truncated: expected {dimension_count} dimensions of 4 bytes after the magic number, "
-                f"found {len(sizes)} bytes"
+                f"found {len(size_bytes)} bytes"
             )
-        self.shape = struct.unpack(f">{dimension_count}I", sizes)
-        self._stored_dtype = np.dtype(TYPES[code])
+        self.shape = struct.unpack(f">{dimension_count}I", size_bytes)
+        self._stored_dtype = np.dtype(TYPES[type_code])
         self.dtype = self._stored_dtype.newbyteorder("=")
         self._start = 4 + 4 * dimension_count  # the offset of the first item
         self._item_bytes = math.prod(self.shape[1:]) * self._stored_dtype.itemsize
@@ -75,18 +75,18 @@ class IdxFile:
             )
 
     def _check_size(self) -> None:
-        expected = self._start + self.shape[0] * self._item_bytes
-        found = os.path.getsize(self.path)
+        expected_bytes = self._start + self.shape[0] * self._item_bytes
+        file_bytes = os.path.getsize(self.path)
         if self._is_packed:
-            if expected > found * _MOST_PACKED:
+            if expected_bytes > file_bytes * _MOST_PACKED:
                 raise ReaderError(
-                    f"{self.path}: truncated: its header ({self.describe_items()}) makes {expected} bytes, "
-                    f"more than the {found} bytes of gzip data can hold"
+                    f"{self.path}: truncated: its header ({self.describe_items()}) makes {expected_bytes} bytes, "
+                    f"more than the {file_bytes} bytes of gzip data can hold"
                 )
-        elif expected != found:
+        elif expected_bytes != file_bytes:
             raise ReaderError(
-                f"{self.path}: {'truncated' if found < expected else 'too long'}: expected {expected} bytes "
-                f"({self._format_dimensions()} of {self.dtype}), found {found}"
+                f"{self.path}: {'truncated' if file_bytes < expected_bytes else 'too long'}: expected {expected_bytes} "
+                f"bytes ({self._format_dimensions()} of {self.dtype}), found {file_bytes}"
             )
 
     def _format_dimensions(self) -> str:
@@ -142,8 +142,8 @@ class IdxFile:
                 self._raise_truncated((skipped - self._start) // self._item_bytes, self.shape[0])
             skipped += len(piece)
 
-    def _raise_truncated(self, found: int, expected: int) -> None:
+    def _raise_truncated(self, complete_items: int, stop: int) -> None:
         raise ReaderError(
-            f"{self.path}: truncated: expected {self.shape[0]} items, found {max(0, found)} complete ones before its "
-            f"end (reading up to item {expected})"
+            f"{self.path}: truncated: expected {self.shape[0]} items, found {max(0, complete_items)} complete ones "
+            f"before its end (reading up to item {stop})"
         )

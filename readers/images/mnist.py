@@ -54,9 +54,9 @@ class Mnist(Format):
 
 def _list_folder(folder: Path) -> list[str]:
     if not folder.is_dir():
-        found = "a file" if folder.exists() else "nothing"
+        found_kind = "a file" if folder.exists() else "nothing"
         raise FileNotFoundError(
-            f"{folder}: expected a folder with the MNIST files, found {found} there (from {os.getcwd()})"
+            f"{folder}: expected a folder with the MNIST files, found {found_kind} there (from {os.getcwd()})"
             f"{'' if folder.exists() else files.describe_near(folder)}"
         )
     return sorted(os.listdir(folder))
@@ -67,14 +67,14 @@ def _find_file(folder: Path, names: list[str], part: str, field: str) -> Path:
     content, dimensions = _CONTENTS[field]
     prefix = f"{_PREFIXES[part]}-{content}"
     pattern = _make_pattern(part, field)
-    found = sorted((name for name in names if pattern.fullmatch(name)), key=lambda name: (name.endswith(".gz"), name))
-    if not found:
-        usual = f"{prefix}-idx{dimensions}-ubyte, {prefix}.idx{dimensions}-ubyte, either also with .gz"
+    matches = sorted((name for name in names if pattern.fullmatch(name)), key=lambda name: (name.endswith(".gz"), name))
+    if not matches:
+        usual_names = f"{prefix}-idx{dimensions}-ubyte, {prefix}.idx{dimensions}-ubyte, either also with .gz"
         raise FileNotFoundError(
-            f"{folder}: no file of the {part} {content}: looked for {usual}; the folder holds "
+            f"{folder}: no file of the {part} {content}: looked for {usual_names}; the folder holds "
             f"{files.format_names(names)}"
         )
-    return folder / found[0]
+    return folder / matches[0]
 
 
 def _make_pattern(part: str, field: str) -> re.Pattern[str]:

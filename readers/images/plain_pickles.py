@@ -79,9 +79,9 @@ class _File:
 
     def skip(self, count: int) -> FileBytes:
         self._check(count)
-        found = FileBytes(self._file.tell(), count)
+        skipped_bytes = FileBytes(self._file.tell(), count)
         self._file.seek(count, 1)
-        return found
+        return skipped_bytes
 
     def _check(self, count: int) -> None:
         if self._file.tell() + count > self.size:
@@ -195,10 +195,10 @@ def load_pickle(file: BinaryIO, named: Path | str) -> Any:
     except ReaderError:
         raise
     except Exception as error:  # damaged pickles raise arbitrary exceptions in Python's unpickler
-        found = f"{error}" if isinstance(error, pickle.UnpicklingError) else f"{type(error).__name__}: {error}"
+        problem = f"{error}" if isinstance(error, pickle.UnpicklingError) else f"{type(error).__name__}: {error}"
         raise ReaderError(
             f"{named}: not a pickle of plain values and arrays, or a damaged one: at byte {source.tell()} found "
-            f"{found[:_MOST_SHOWN]}"
+            f"{problem[:_MOST_SHOWN]}"
         ) from None
     return value
 

@@ -24,7 +24,7 @@ class Split:
     taken at equal distances from the complete file, for files sorted by class.
     """
 
-    def __init__(self, total: int, validation: float, testing: float, how: str):
+    def __init__(self, total: int, validation: float, testing: float, kind: str):
         for name, fraction in (("validation_fraction", validation), ("test_fraction", testing)):
             arguments.check_fraction("DataSet", name, fraction)
         if validation + testing >= 1:
@@ -32,7 +32,7 @@ class Split:
                 "DataSet: validation_fraction and test_fraction leave no training rows; "
                 f"given {validation} and {testing}"
             )
-        self.total, self.how = total, arguments.check_choice("DataSet", "split", how, SPLITS)
+        self.total, self.kind = total, arguments.check_choice("DataSet", "split", kind, SPLITS)
         self.testing, self.validation = round(total * testing), round(total * validation)
 
     def count_rows(self, part: str) -> int:
@@ -42,38 +42,39 @@ class Split:
 
     def list_rows(self, part: str, positions: np.ndarray) -> np.ndarray:
         """The row numbers in the file, for `positions` in the part."""
-        if self.how == "last":
-            before = {"training": 0, "validation": self.count_rows("training"), "testing": self.total - self.testing}
-            return positions + before[part]
+        if self.kind == "last":
+            starts = {"training": 0, "validation": self.count_rows("training"), "testing": self.total - self.testing}
+            return positions + starts[part]
         if part == "testing":
             return _spread_rows(positions, self.testing, self.total)
         # Validation rows are spread over the rows that are not testing rows; training rows are what is left then.
         # `rest_positions` are positions among the rows that are not testing rows.
-        rest = self.total - self.testing
-        list_rest = _spread_rows if part == "validation" else _list_others
-        rest_positions = list_rest(positions, self.validation, rest)
+        rest_count = self.total - self.testing
+        list_rest_rows = _spread_rows if part == "validation" else _list_others
+        rest_positions = list_rest_rows(positions, self.validation, rest_count)
         return _list_others(rest_positions, self.testing, self.total)
 
     def is_contiguous(self, part: str) -> bool:
         """Whether the rows of a part are consecutive rows of the file."""
-        return self.how == "last" or self.testing + self.validation == 0
+        return self.kind == "last" or self.testing + self.validation == 0
 
 
-def _spread_rows(positions: np.ndarray, chosen: int, total: int) -> np.ndarray:
-    """The rows at `positions` among `chosen` rows, the middles of `chosen` equal sections of `total` rows."""
-    return ((2 * positions + 1) * total) // (2 * chosen)
+def _spread_rows(positions: np.ndarray, chosen_count: int, total: int) -> np.ndarray:
+    """The rows at `positions` among the middles of `chosen_count` equal sections of `total` rows."""
+    return ((2 * positions + 1) * total) // (2 * chosen_count)
 
 
-def _list_others(positions: np.ndarray, chosen: int, total: int) -> np.ndarray:
+def _list_others(positions: np.ndarray, chosen_count: int, total: int) -> np.ndarray:
     """The rows at `positions` among the rows that `_spread_rows` does not choose."""
-    if not chosen:
+    if not chosen_count:
         return positions
     # Row = position + the number of chosen rows up to this row. The number is recomputed until no row changes. It only
-    # grows, up to `chosen`, so the loop ends.
+    # grows, up to `chosen_count`, so the loop ends.
     rows = positions
     while True:
-        # The number of chosen rows up to row r: of i below `chosen` with (2i + 1) * total < 2 * chosen * (r + 1).
-        chosen_before = np.minimum((2 * chosen * (rows + 1) - 1 + total) // (2 * total), chosen)
+        # The number of chosen rows up to row r: of i below `chosen_count` with
+        # (2i + 1) * total < 2 * chosen_count * (r + 1).
+        chosen_before = np.minimum((2 * chosen_count * (rows + 1) - 1 + total) // (2 * total), chosen_count)
         new_rows = positions + chosen_before
         if np.array_equal(new_rows, rows):
             return rows
@@ -123,19 +124,24 @@ class Deal:
         if self.distribution == "block":
             first = slice_bounds.deal_block(self.count, rank, self.size)[0]
             return range(first + start, first + stop)
-        mine = np.arange(start, stop, dtype=np.int64)
+        own_indices = np.arange(start, stop, dtype=np.int64)
         if self.distribution == "cyclic":
-            return rank + mine * self.size
-        # In each of the `whole` complete batches, this rank has the rows from offset `first` up to `last`, exclusive.
-        # The rest of the rows is a shorter batch, where its rows begin at offset `rest_first`. Of 10 rows in batches of
-        # 4, rank 1 of 2 has rows 2, 3, 6, 7 and 9.
+            return rank + own_indices * self.size
+        # In each of the `whole_batches` complete batches, this rank has the rows from offset `first` up to `last`,
+        # exclusive. The rest of the rows is a shorter batch, where its rows begin at offset `rest_first`. Of 10 rows in
+        # batches of 4, rank 1 of 2 has rows 2, 3, 6, 7 and 9.
         first, last = slice_bounds.deal_block(self._batch, rank, self.size)
-        whole = self.count // self._batch
+        whole_batches = self.count // self._batch
         rest_first = slice_bounds.deal_block(self.count % self._batch, rank, self.size)[0]
-        if last == first:  # the rank serves, or there are more ranks than rows in a batch: no rows, `mine` is empty
-            return whole * self._batch + rest_first + mine
-        batch = mine // (last - first)
-        return batch * self._batch + np.where(batch < whole, first, rest_first) + mine % (last - first)
+        # The rank serves, or there are more ranks than rows in a batch: no rows, `own_indices` is empty.
+        if last == first:
+            return whole_batches * self._batch + rest_first + own_indices
+        batch_numbers = own_indices // (last - first)
+        return (
+            batch_numbers * self._batch
+            + np.where(batch_numbers < whole_batches, first, rest_first)
+            + own_indices % (last - first)
+        )
 
     def count_taken(self, rows: int) -> list[int]:
         """For each rank, the number of its rows among the first `rows` rows that the ranks consume together."""

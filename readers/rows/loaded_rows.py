@@ -60,16 +60,18 @@ class LoadedRows:
         """This rank's rows of every part and field, if rows were read during opening; {} otherwise. Collective."""
         source = self._source
         # The format gives up the rows, because `send_rows` frees the rows that it has sent.
-        kept, source.format.kept = source.format.kept, None
-        if kept is None:
+        kept_rows, source.format.kept = source.format.kept, None
+        if kept_rows is None:
             return {}
-        arrays = redistribute.view_all_rows(source, kept)
+        arrays = redistribute.view_all_rows(source, kept_rows)
         if arrays is not None:  # there is one rank, and its parts are ranges of the rows that it has read
             return arrays
-        doing = f"distributing the rows of {self._name}"
-        arrays = self._together(lambda: redistribute.allot_arrays(source, self._deals, self._shard.rank, kept), doing)
+        activity = f"distributing the rows of {self._name}"
+        arrays = self._together(
+            lambda: redistribute.allot_arrays(source, self._deals, self._shard.rank, kept_rows), activity
+        )
         communicator = world.get_communicator("readers") if self._shard.size > 1 else None
-        redistribute.send_rows(source, self._deals, self._shard.rank, kept, arrays, communicator)
+        redistribute.send_rows(source, self._deals, self._shard.rank, kept_rows, arrays, communicator)
         return arrays
 
     def get_rows(self, part: str, field: str) -> np.ndarray:
@@ -77,22 +79,24 @@ class LoadedRows:
         if (part, field) not in self._finished:
             positions = self._list_positions(part)
             self.set_scale()
-            doing = f"reading {part}_{field} of {self._name}"
+            activity = f"reading {part}_{field} of {self._name}"
             if self.were_read_in_opening:
-                rows = self._together(lambda: self._source.scale_rows(field, self._finish_rows(part, field)), doing)
+                rows = self._together(lambda: self._source.scale_rows(field, self._finish_rows(part, field)), activity)
                 self._finished[part, field] = shard_arrays.as_shard(rows)
                 del self._unfinished[part, field]
             elif self._source.window is not None and not self._source.format.labelled:
                 # Labels are later rows of the data, so data and labels are views of the same rows.
-                both = self._read_together(lambda: self._source.read_both(part, positions), doing)
-                self._finished.update({(part, name): shard_arrays.as_shard(rows) for name, rows in zip(FIELDS, both)})
+                data_and_labels = self._read_together(lambda: self._source.read_both(part, positions), activity)
+                self._finished.update(
+                    {(part, name): shard_arrays.as_shard(rows) for name, rows in zip(FIELDS, data_and_labels)}
+                )
             else:
-                rows = self._read_together(lambda: self._source.read_samples(part, field, positions), doing)
+                rows = self._read_together(lambda: self._source.read_samples(part, field, positions), activity)
                 self._finished[part, field] = shard_arrays.as_shard(rows)
         return self._finished[part, field]
 
-    def _read_together(self, action: Callable[[], Any], doing: str) -> Any:
-        return self._together(lambda: self._source.format.read_together(action), doing)
+    def _read_together(self, action: Callable[[], Any], activity: str) -> Any:
+        return self._together(lambda: self._source.format.read_together(action), activity)
 
     def _finish_rows(self, part: str, field: str) -> np.ndarray:
         """Rows that were read during opening, with missing values replaced."""
@@ -120,8 +124,8 @@ class LoadedRows:
     def _compute_moments(self) -> Any:
         """The moments of this rank's slice of the training rows."""
         if self.were_read_in_opening:
-            mine = self._finish_rows("training", "data")[: self._deals["training"].count_held(self._shard.rank)]
-            return scaling.compute_moments_in_pieces(mine)
+            own_rows = self._finish_rows("training", "data")[: self._deals["training"].count_held(self._shard.rank)]
+            return scaling.compute_moments_in_pieces(own_rows)
         size, rank = (1, 0) if self._shard.alone else (self._shard.size, self._shard.rank)
         return self._source.compute_training_moments(
             *slice_bounds.deal_block(self._source.count_training_rows(), rank, size)

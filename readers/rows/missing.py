@@ -1,4 +1,4 @@
-"""The option missing=: a missing value is an error, stays NaN, or is replaced by a number. `how` is this option."""
+"""The option missing=: a missing value is an error, stays NaN, or is replaced by a number. `missing` is this option."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from matex_tf.readers.base.formats import ReaderError
 _PIECE_BYTES = 4 << 20
 
 
-def check_missing(how: Any) -> None:
+def check_missing(missing: Any) -> None:
     """Raises ValueError for an invalid `missing=`."""
-    is_number = isinstance(how, (int, float)) and not isinstance(how, bool)
-    if not is_number and not (isinstance(how, str) and how in ("error", "nan")):
+    is_number = isinstance(missing, (int, float)) and not isinstance(missing, bool)
+    if not is_number and not (isinstance(missing, str) and missing in ("error", "nan")):
         raise ValueError(
-            f'DataSet: missing has to be "error", "nan" or a replacement number; given {arguments.describe_value(how)}'
+            'DataSet: missing has to be "error", "nan" or a replacement number; given '
+            f"{arguments.describe_value(missing)}"
         )
 
 
-def replace_missing(rows: np.ndarray, how: Any, find_place: Callable[[int, tuple[int, ...]], str]) -> None:
-    """Replace each NaN in `rows`, in place, by the number `how`; keep it ("nan"); or raise ReaderError ("error").
+def replace_missing(rows: np.ndarray, missing: Any, find_place: Callable[[int, tuple[int, ...]], str]) -> None:
+    """Replace each NaN in `rows`, in place, by the number `missing`; keep it ("nan"); or raise ReaderError ("error").
 
     `find_place(row, index)` returns the position of the value `rows[row][index]`, for messages.
     """
-    if how == "nan" or rows.dtype.kind not in "fc" or not rows.size:
+    if missing == "nan" or rows.dtype.kind not in "fc" or not rows.size:
         return
     step = max(1, _PIECE_BYTES // max(1, rows[:1].nbytes))  # rows of a piece: `is_missing` is as small as one piece
     for start in range(0, len(rows), step):
@@ -38,25 +39,25 @@ def replace_missing(rows: np.ndarray, how: Any, find_place: Callable[[int, tuple
                 continue
         is_missing = np.isnan(piece)
         row, *index = (int(number) for number in np.argwhere(is_missing)[0])
-        if how == "error":
+        if missing == "error":
             raise make_missing_error(find_place(start + row, tuple(index)))
-        check_fits(how, piece.dtype, find_place(start + row, tuple(index)))
-        piece[is_missing] = how
+        check_fits(missing, piece.dtype, find_place(start + row, tuple(index)))
+        piece[is_missing] = missing
 
 
-def check_fits(how: float, dtype: np.dtype, place: str) -> None:
-    """Raises ValueError if `dtype` cannot represent the number `how`. Floats and complex numbers may be rounded."""
+def check_fits(missing: float, dtype: np.dtype, place: str) -> None:
+    """Raises ValueError if `dtype` cannot represent the number `missing`. Floats and complex numbers may be rounded."""
     if dtype.kind in "fc":
-        if float(np.finfo(dtype).max) < abs(how) < np.inf:
+        if float(np.finfo(dtype).max) < abs(missing) < np.inf:
             raise ValueError(
-                f"DataSet: missing={how!r} cannot be used for {place}, which is read as {dtype.name}: it is too "
+                f"DataSet: missing={missing!r} cannot be used for {place}, which is read as {dtype.name}: it is too "
                 'large. Pass another number, or missing="nan"'
             )
         return
     least, most = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
-    if not (np.isfinite(how) and int(how) == how and least <= how <= most):
+    if not (np.isfinite(missing) and int(missing) == missing and least <= missing <= most):
         raise ValueError(
-            f"DataSet: missing={how!r} cannot be used for {place}, which is read as {dtype.name}: integers from "
+            f"DataSet: missing={missing!r} cannot be used for {place}, which is read as {dtype.name}: integers from "
             f'{least} to {most}. Pass one of these, or missing="nan"'
         )
 

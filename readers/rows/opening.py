@@ -51,37 +51,41 @@ def open_source(
     def open_headers() -> Format:
         if path is None and isinstance(format, str) and is_known(format):
             raise TypeError(f"{name}: the format {format} needs a path")
-        kind, place = (recognise_format(format), format) if path is None else (format, path)
-        return open_format(kind, place, options, missing)
+        format_name, format_path = (recognise_format(format), format) if path is None else (format, path)
+        return open_format(format_name, format_path, options, missing)
 
     def make_source() -> Source:
-        source = Source(opened, cut.split, cut.window, cut.horizon)
+        source = Source(opened_format, cut.split, cut.window, cut.horizon)
         if source.count_samples("training") < 1:
             raise ReaderError(f"{name}: expected at least one training row, found none")
         return source
 
-    doing = f"opening {name}"
-    opened = together(open_headers, doing, describe=_describe_opened)
+    activity = f"opening {name}"
+    opened_format = together(open_headers, activity, describe=_describe_opened)
     # Surveys may keep rows only if samples are rows. With size=2 or more this process opens the files alone, and would
     # keep the rows of all shares.
-    opened.keep = cut.window is None and size == ranks.size
-    for turn in range(opened.surveys):
-        found = together.gather(functools.partial(opened.survey, turn, ranks), doing)
-        together(functools.partial(opened.settle, turn, ranks, found), doing)
-    opened.end_surveys()
-    return together(make_source, doing, describe=lambda made: f"{[made.count_samples(part) for part in PARTS]} rows")
+    opened_format.keep = cut.window is None and size == ranks.size
+    for turn in range(opened_format.surveys):
+        results = together.gather(functools.partial(opened_format.survey, turn, ranks), activity)
+        together(functools.partial(opened_format.settle, turn, ranks, results), activity)
+    opened_format.end_surveys()
+    return together(
+        make_source,
+        activity,
+        describe=lambda opened_source: f"{[opened_source.count_samples(part) for part in PARTS]} rows",
+    )
 
 
-def _describe_opened(opened: Format) -> str:
+def _describe_opened(opened_format: Format) -> str:
     """The text by which ranks compare whether they see the same files."""
-    compared = opened.files if opened.compared is None else opened.compared
-    return "; ".join(text for text in (opened.describe(), files.compute_fingerprint(compared)) if text)
+    compared_files = opened_format.files if opened_format.compared is None else opened_format.compared
+    return "; ".join(text for text in (opened_format.describe(), files.compute_fingerprint(compared_files)) if text)
 
 
 def check_share(name: str, rank: Any, size: Any) -> None:
     """Raises TypeError or ValueError for an invalid `rank` or `size`."""
-    for what, value in (("rank", rank), ("size", size)):
-        arguments.check_whole_number("DataSet", what, value, None)
+    for option_name, value in (("rank", rank), ("size", size)):
+        arguments.check_whole_number("DataSet", option_name, value, None)
     if not 0 <= rank < size:
         raise ValueError(f"{name}: rank has to be 0 to size - 1; given rank={rank}, size={size}")
 

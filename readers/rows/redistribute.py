@@ -44,8 +44,8 @@ class _NeededRows:
 
     def list_rows(self, start: int, stop: int) -> np.ndarray:
         """The row numbers in the file of the rank's rows `start` to `stop`."""
-        has_none = self._deal.count_held(self._rank) == 0
-        positions = np.zeros(1, np.int64) if has_none else self._deal.list_positions(self._rank, start, stop)
+        has_no_rows = self._deal.count_held(self._rank) == 0
+        positions = np.zeros(1, np.int64) if has_no_rows else self._deal.list_positions(self._rank, start, stop)
         return np.asarray(self._source.find_rows(self._part, positions)[1])
 
     def find_between(self, first: int, end: int) -> tuple[int, int]:
@@ -60,82 +60,93 @@ class _NeededRows:
         return int(self.list_rows(index, index + 1)[0])
 
 
-def allot_arrays(source: Source, deals: Mapping[str, Deal], rank: int, kept: KeptRows) -> Arrays:
+def allot_arrays(source: Source, deals: Mapping[str, Deal], rank: int, kept_rows: KeptRows) -> Arrays:
     """Allocate arrays for this rank's rows of every part. Their pages take no memory until they are written."""
     return {
         (part, field): ShardArray((max(1, deals[part].count_held(rank)), *arrays[0].shape[1:]), arrays[0].dtype)
         for part in PARTS
         if deals[part].count
-        for field, arrays in kept.rows.items()
+        for field, arrays in kept_rows.rows.items()
     }
 
 
-def view_all_rows(source: Source, kept: KeptRows) -> Arrays | None:
+def view_all_rows(source: Source, kept_rows: KeptRows) -> Arrays | None:
     """The rows of every part as views, if one rank has all of them contiguously; None otherwise."""
     parts = [part for part in PARTS if source.count_samples(part)]
-    if len(kept.counts) > 1 or any(len(arrays) != 1 for arrays in kept.rows.values()):
+    if len(kept_rows.counts) > 1 or any(len(arrays) != 1 for arrays in kept_rows.rows.values()):
         return None
     if not all(source.split.is_contiguous(part) for part in parts):
         return None
-    found = {}
+    views = {}
     for part in parts:
         rows = source.find_rows(part, range(source.count_samples(part)))[1]
-        for field, (array,) in kept.rows.items():
-            found[part, field] = array[rows.start : rows.stop]
-    return found
+        for field, (array,) in kept_rows.rows.items():
+            views[part, field] = array[rows.start : rows.stop]
+    return views
 
 
 def send_rows(
-    source: Source, deals: Mapping[str, Deal], rank: int, kept: KeptRows, targets: Arrays, communicator: Any
+    source: Source, deals: Mapping[str, Deal], rank: int, kept_rows: KeptRows, targets: Arrays, communicator: Any
 ) -> None:
-    """Send every rank's `kept` rows to the ranks of `deals`, and fill `targets` with this rank's rows. Collective.
+    """Send every rank's `kept_rows` to the ranks of `deals`, and fill `targets` with this rank's rows. Collective.
 
     Rows are freed as they are sent, so that a rank never holds much more than its own rows.
     """
-    size = len(kept.counts)
-    others = [other for other in range(size) if other != rank]
+    size = len(kept_rows.counts)
+    other_ranks = [other_rank for other_rank in range(size) if other_rank != rank]
     parts = [part for part in PARTS if deals[part].count]
     # By rank and part.
-    needed = [{part: _NeededRows(source, part, deals[part], other) for part in parts} for other in range(size)]
-    starts = np.concatenate([[0], np.cumsum(kept.counts)]).tolist()  # the first row of each rank in the file
-    row_bytes = max(1, sum(_count_row_bytes(arrays[0]) for arrays in kept.rows.values()))
+    needed_rows = [
+        {part: _NeededRows(source, part, deals[part], other_rank) for part in parts} for other_rank in range(size)
+    ]
+    starts = np.concatenate([[0], np.cumsum(kept_rows.counts)]).tolist()  # the first row of each rank in the file
+    row_bytes = max(1, sum(_count_row_bytes(arrays[0]) for arrays in kept_rows.rows.values()))
     # The rows of a round; the rank with the most rows determines the number of rounds.
-    step = max(_ROUND_BYTES // row_bytes, max(kept.counts) // _ROUNDS)
+    step = max(_ROUND_BYTES // row_bytes, max(kept_rows.counts) // _ROUNDS)
     step = max(1, min(step, _MOST_BYTES // (row_bytes * size)))
-    for round_number in range(-(-max(kept.counts) // step)):
+    for round_number in range(-(-max(kept_rows.counts) // step)):
         # `ranges`: the rows of the file that each rank gives away in this round. From its own range, a rank keeps the
         # rows that it needs, and sends rows that others need. From the ranges of others, it receives rows.
-        ranges = [_find_range(starts[other], kept.counts[other], step, round_number) for other in range(size)]
+        ranges = [
+            _find_range(starts[other_rank], kept_rows.counts[other_rank], step, round_number)
+            for other_rank in range(size)
+        ]
         first, end = ranges[rank]
-        own = _find_all_between(needed[rank], first, end)
-        send = {other: _find_all_between(needed[other], first, end) for other in others}
-        receive = {other: _find_all_between(needed[rank], *ranges[other]) for other in others}
-        for field, arrays in kept.rows.items():
-            mine = _slice_arrays(arrays, first - starts[rank], end - starts[rank])
-            for part, (start, stop) in own.items():
-                targets[part, field][start:stop] = _select_rows(mine, needed[rank][part].list_rows(start, stop) - first)
+        own_spans = _find_all_between(needed_rows[rank], first, end)
+        sent_spans = {other_rank: _find_all_between(needed_rows[other_rank], first, end) for other_rank in other_ranks}
+        received_spans = {
+            other_rank: _find_all_between(needed_rows[rank], *ranges[other_rank]) for other_rank in other_ranks
+        }
+        for field, arrays in kept_rows.rows.items():
+            given_rows = _slice_arrays(arrays, first - starts[rank], end - starts[rank])
+            for part, (start, stop) in own_spans.items():
+                targets[part, field][start:stop] = _select_rows(
+                    given_rows, needed_rows[rank][part].list_rows(start, stop) - first
+                )
             if size > 1:
-                _exchange_round(mine, first, needed, send, receive, field, targets, communicator)
-            del mine  # it may be a view of the memory that `_shorten_arrays` frees
+                _exchange_round(
+                    given_rows, first, needed_rows, sent_spans, received_spans, field, targets, communicator
+                )
+            del given_rows  # it may be a view of the memory that `_shorten_arrays` frees
             _shorten_arrays(arrays, first - starts[rank])
 
 
 def _find_range(start: int, count: int, step: int, round_number: int) -> tuple[int, int]:
     """(first, end) of the rows of the file that a rank gives away in a round: its last `step` remaining rows."""
-    left = max(0, count - round_number * step)
-    return start + max(0, left - step), start + left
+    remaining = max(0, count - round_number * step)
+    return start + max(0, remaining - step), start + remaining
 
 
-def _find_all_between(needed: Mapping[str, _NeededRows], first: int, end: int) -> Spans:
+def _find_all_between(needed_rows: Mapping[str, _NeededRows], first: int, end: int) -> Spans:
     """`find_between` of each part, without parts that have no such rows."""
-    spans = {part: rows.find_between(first, end) for part, rows in needed.items() if end > first}
+    spans = {part: part_rows.find_between(first, end) for part, part_rows in needed_rows.items() if end > first}
     return {part: (start, stop) for part, (start, stop) in spans.items() if stop > start}
 
 
 def _slice_arrays(arrays: Sequence[np.ndarray], start: int, stop: int) -> np.ndarray:
     """Rows `start` to `stop` of the concatenation of `arrays`; a view if they are rows of one array."""
-    found = [arrays[index][first:last] for index, first, last in split_range(map(len, arrays), start, stop)]
-    return found[0] if len(found) == 1 else np.concatenate(found) if found else arrays[0][:0]
+    pieces = [arrays[index][first:last] for index, first, last in split_range(map(len, arrays), start, stop)]
+    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces) if pieces else arrays[0][:0]
 
 
 def _shorten_arrays(arrays: list[np.ndarray], rows: int) -> None:
@@ -149,47 +160,51 @@ def _shorten_arrays(arrays: list[np.ndarray], rows: int) -> None:
 
 
 def _exchange_round(
-    mine: np.ndarray,
-    first: int,
-    needed: Sequence[Mapping[str, _NeededRows]],
-    send: Mapping[int, Spans],
-    receive: Mapping[int, Spans],
+    given_rows: np.ndarray,
+    first_row: int,
+    needed_rows: Sequence[Mapping[str, _NeededRows]],
+    sent_spans: Mapping[int, Spans],
+    received_spans: Mapping[int, Spans],
     field: str,
     targets: Arrays,
     communicator: Any,
 ) -> None:
-    """One round for one field: send the other ranks their rows of `mine`, which begins at row `first` of the file.
+    """One round for one field: send the other ranks their rows of `given_rows`, which begin at row `first_row` of the
+    file.
 
     Args:
-        needed: the rows that each rank needs, by rank and part.
-        send: for each other rank, the rows that this rank sends to it, as indices of that rank's own rows.
-        receive: for each other rank, the rows that it sends to this rank, as indices of this rank's own rows.
+        needed_rows: the rows that each rank needs, by rank and part.
+        sent_spans: for each other rank, the rows that this rank sends to it, as indices of that rank's own rows.
+        received_spans: for each other rank, the rows that it sends to this rank, as indices of this rank's own rows.
     """
-    sent_bytes, received_bytes = [0] * len(needed), [0] * len(needed)  # by rank; a rank sends nothing to itself
+    # By rank; a rank sends nothing to itself.
+    sent_bytes, received_bytes = [0] * len(needed_rows), [0] * len(needed_rows)
     pieces = [np.empty(0, np.uint8)]
-    for other, spans in send.items():
+    for other_rank, spans in sent_spans.items():
         for part, (start, stop) in spans.items():
-            pieces.append(_view_bytes(_select_rows(mine, needed[other][part].list_rows(start, stop) - first)))
-            sent_bytes[other] += len(pieces[-1])
+            pieces.append(
+                _view_bytes(_select_rows(given_rows, needed_rows[other_rank][part].list_rows(start, stop) - first_row))
+            )
+            sent_bytes[other_rank] += len(pieces[-1])
     outgoing = np.concatenate(pieces)
     del pieces
-    for other, spans in receive.items():
-        received_bytes[other] = _count_row_bytes(mine) * sum(stop - start for start, stop in spans.values())
+    for other_rank, spans in received_spans.items():
+        received_bytes[other_rank] = _count_row_bytes(given_rows) * sum(stop - start for start, stop in spans.values())
     incoming = np.empty(sum(received_bytes), np.uint8)
     communicator.Alltoallv([outgoing, sent_bytes], [incoming, received_bytes])
     offset = 0
-    for spans in receive.values():
+    for spans in received_spans.values():
         for part, (start, stop) in spans.items():
             target = targets[part, field][start:stop]
-            target[...] = incoming[offset : offset + target.nbytes].view(mine.dtype).reshape(target.shape)
+            target[...] = incoming[offset : offset + target.nbytes].view(given_rows.dtype).reshape(target.shape)
             offset += target.nbytes
 
 
-def _select_rows(rows: np.ndarray, which: np.ndarray) -> np.ndarray:
+def _select_rows(rows: np.ndarray, indices: np.ndarray) -> np.ndarray:
     """Select rows; a view if they are contiguous."""
-    if len(which) and which[-1] - which[0] + 1 == len(which):
-        return rows[int(which[0]) : int(which[-1]) + 1]
-    return rows[which]
+    if len(indices) and indices[-1] - indices[0] + 1 == len(indices):
+        return rows[int(indices[0]) : int(indices[-1]) + 1]
+    return rows[indices]
 
 
 def _count_row_bytes(rows: np.ndarray) -> int:

@@ -36,14 +36,14 @@ class Source:
     "training", except for testing rows with files of their own.
     """
 
-    def __init__(self, opened: Format, split: tuple[float, float, str], window: int | None, horizon: int):
-        self.format = opened
+    def __init__(self, opened_format: Format, split: tuple[float, float, str], window: int | None, horizon: int):
+        self.format = opened_format
         self.window, self.horizon = window, horizon
         self.scale: Any = None  # the function for the option normalize=, which `loaded_rows.py` sets; or None
-        validation, testing, how = split
-        if testing and opened.own_testing:
+        validation, testing, split_kind = split
+        if testing and opened_format.own_testing:
             raise ValueError("DataSet: test_fraction is given, but this format has testing rows of its own")
-        self.split = Split(self._count_windows("training"), validation, testing, how)
+        self.split = Split(self._count_windows("training"), validation, testing, split_kind)
 
     @property
     def labelled(self) -> bool:
@@ -103,21 +103,21 @@ class Source:
 
     def compute_training_moments(self, start: int, stop: int) -> scaling.Moments | None:
         """The moments of the data in rows `start` to `stop` of `count_training_rows`; None if there are no rows."""
-        total = None
+        moments = None
         # Windows overlap. If they are contiguous, each row counts once.
-        counts_rows = self.window is not None and self.split.is_contiguous("training")
+        should_count_rows = self.window is not None and self.split.is_contiguous("training")
         step = max(1, PIECE_BYTES // self.count_row_bytes("training", "data")) if start < stop else 1
         for first in range(start, stop, step):
             agreement.stop_if_others_failed()
             last = min(first + step, stop)
-            if counts_rows:
+            if should_count_rows:
                 data = self._read_rows("training", "data", first, last)
             else:
                 data = self.read_samples("training", "data", range(first, last))
                 if self.window is not None:  # the rows of all windows
                     data = data.reshape(-1, *data.shape[2:])
-            total = scaling.merge_moments(total, scaling.compute_moments(data))
-        return total
+            moments = scaling.merge_moments(moments, scaling.compute_moments(data))
+        return moments
 
     def _read_run(self, origin: str, field: str, start: int, stop: int) -> np.ndarray:
         """Consecutive samples, which begin at rows `start` to `stop`. Windows are views of the same rows."""
@@ -133,24 +133,24 @@ class Source:
 
     def _read_scattered(self, origin: str, field: str, rows: np.ndarray) -> np.ndarray:
         """Samples that begin at `rows`, which have gaps. A run of near samples is read with the rows between them."""
-        first = self._read_run(origin, field, int(rows[0]), int(rows[0]) + 1)
-        result = ShardArray((len(rows), *first.shape[1:]), first.dtype)
-        chunk = self.format.chunk_rows(origin, field)
-        # Rows with smaller gaps than `gap` are read as one run of up to `longest` rows.
-        gap = max(chunk, _GAP_BYTES // max(1, first.nbytes))
-        longest = max(chunk, PIECE_BYTES // max(1, first.nbytes), 1)
-        done = 0
-        while done < len(rows):
+        first_sample = self._read_run(origin, field, int(rows[0]), int(rows[0]) + 1)
+        result = ShardArray((len(rows), *first_sample.shape[1:]), first_sample.dtype)
+        chunk_rows = self.format.chunk_rows(origin, field)
+        # Rows with smaller gaps than `max_gap` are read as one run of up to `max_run_rows` rows.
+        max_gap = max(chunk_rows, _GAP_BYTES // max(1, first_sample.nbytes))
+        max_run_rows = max(chunk_rows, PIECE_BYTES // max(1, first_sample.nbytes), 1)
+        filled = 0
+        while filled < len(rows):
             agreement.stop_if_others_failed()
-            run_rows = rows[done : done + longest]
-            # A run ends before a large gap, or `longest` rows after the beginning of its first chunk.
-            end = (int(run_rows[0]) // chunk) * chunk + longest
-            last_indices = np.flatnonzero((np.diff(run_rows) > gap) | (run_rows[1:] >= end))
+            run_rows = rows[filled : filled + max_run_rows]
+            # A run ends before a large gap, or `max_run_rows` rows after the beginning of its first chunk.
+            run_stop = (int(run_rows[0]) // chunk_rows) * chunk_rows + max_run_rows
+            last_indices = np.flatnonzero((np.diff(run_rows) > max_gap) | (run_rows[1:] >= run_stop))
             if len(last_indices):
                 run_rows = run_rows[: last_indices[0] + 1]
-            run = self._read_run(origin, field, int(run_rows[0]), int(run_rows[-1]) + 1)
-            result[done : done + len(run_rows)] = run[run_rows - run_rows[0]]
-            done += len(run_rows)
+            run_samples = self._read_run(origin, field, int(run_rows[0]), int(run_rows[-1]) + 1)
+            result[filled : filled + len(run_rows)] = run_samples[run_rows - run_rows[0]]
+            filled += len(run_rows)
         return result
 
     def _read_rows(self, origin: str, field: str, start: int, stop: int) -> np.ndarray:

@@ -68,17 +68,17 @@ def compute_moments_in_pieces(rows: np.ndarray) -> Moments | None:
     return functools.reduce(merge_moments, pieces, None)
 
 
-def merge_moments(one: Moments | None, other: Moments | None) -> Moments | None:
+def merge_moments(first: Moments | None, second: Moments | None) -> Moments | None:
     """The moments of both sets of rows together (Chan, Golub and LeVeque, "Updating formulae", 1979)."""
-    if one is None or other is None:
-        return one if other is None else other
-    one_count, one_mean, one_squares = one
-    other_count, other_mean, other_squares = other
-    count = one_count + other_count
+    if first is None or second is None:
+        return first if second is None else second
+    first_count, first_mean, first_squares = first
+    second_count, second_mean, second_squares = second
+    count = first_count + second_count
     divisor = np.maximum(count, 1)
-    distance = other_mean - one_mean
-    mean = one_mean + distance * other_count / divisor
-    return count, mean, one_squares + other_squares + distance**2 * one_count * other_count / divisor
+    distance = second_mean - first_mean
+    mean = first_mean + distance * second_count / divisor
+    return count, mean, first_squares + second_squares + distance**2 * first_count * second_count / divisor
 
 
 def make_standard(moments: Sequence[Moments | None]) -> Standard:

@@ -59,8 +59,8 @@ class Order:
             yield from self._redeal(length, epoch, chunk_rows)
             return
         file_row = 0 if self.in_memory else slice_bounds.deal_block(self.deal.count, self.rank, self.deal.size)[0]
-        random = self.make_generator(epoch) if self.shuffle else None
-        for first, last in _cut_ranges(self.deal.count_held(self.rank), file_row, length, chunk_rows, random):
+        generator = self.make_generator(epoch) if self.shuffle else None
+        for first, last in _cut_ranges(self.deal.count_held(self.rank), file_row, length, chunk_rows, generator):
             yield self.list_positions(first, last)
 
     def list_positions(self, start: int, stop: int) -> Any:
@@ -70,10 +70,10 @@ class Order:
     def _redeal(self, length: int, epoch: int, chunk_rows: int) -> Iterator[range]:
         """This rank's block of all rows, after a shuffle of ranges that is the same on every rank."""
         length = min(length, -(-self.deal.count // (_MIN_RUNS * self.deal.size)))  # a small data set has several, too
-        random = np.random.default_rng([self.seed, epoch])
+        generator = np.random.default_rng([self.seed, epoch])
         start, stop = slice_bounds.deal_block(self.deal.count, self.rank, self.deal.size)  # in the shuffled order
         rows_before = 0  # in the ranges so far; these are not kept, because there may be millions
-        for first, last in _cut_ranges(self.deal.count, 0, length, chunk_rows, random):
+        for first, last in _cut_ranges(self.deal.count, 0, length, chunk_rows, generator):
             # The rows of this range that are among `start` to `stop`.
             own_first, own_last = max(start - rows_before, 0) + first, min(stop - rows_before + first, last)
             if own_first < own_last:
@@ -86,25 +86,25 @@ class Order:
 
 
 def _cut_ranges(
-    count: int, file_row: int, length: int, chunk_rows: int, random: np.random.Generator | None
+    count: int, file_row: int, length: int, chunk_rows: int, generator: np.random.Generator | None
 ) -> Iterator[tuple[int, int]]:
     """Cut `count` rows, of which the first is row `file_row` of the file, into ranges (first, last) of up to `length`.
 
-    Without `random` the order is ascending. With `random`, rows are first cut into runs of about `chunk_rows` rows,
-    which come in random order, and each run into ranges. The ranges of `_MIXED` runs alternate: with runs of 4 rows,
-    ranges of 2 and two mixed runs, 8 rows may come as 4-6, 0-2, 6-8, 2-4.
+    Without `generator` the order is ascending. With `generator`, rows are first cut into runs of about `chunk_rows`
+    rows, which come in random order, and each run into ranges. The ranges of `_MIXED` runs alternate: with runs of 4
+    rows, ranges of 2 and two mixed runs, 8 rows may come as 4-6, 0-2, 6-8, 2-4.
     """
-    run = length if random is None else max(length, min(chunk_rows, -(-count // _MIN_RUNS)))
-    # Runs longer than a range end at chunks of the files, if all chunks have `run` rows.
-    first_run = run - file_row % run if run > length else run
-    starts = np.array([0, *range(first_run, count, run)] if count else [], np.int64)
+    run_length = length if generator is None else max(length, min(chunk_rows, -(-count // _MIN_RUNS)))
+    # Runs longer than a range end at chunks of the files, if all chunks have `run_length` rows.
+    first_run = run_length - file_row % run_length if run_length > length else run_length
+    starts = np.array([0, *range(first_run, count, run_length)] if count else [], np.int64)
     ends = np.append(starts[1:], count)
-    order = np.arange(len(starts)) if random is None else random.permutation(len(starts))
-    mixed = 1 if random is None else _MIXED
-    for at in range(0, len(order), mixed):
-        for offset in range(0, run, length):
-            for number in order[at : at + mixed]:
-                first, last = int(starts[number]) + offset, int(ends[number])
+    run_order = np.arange(len(starts)) if generator is None else generator.permutation(len(starts))
+    mixed_runs = 1 if generator is None else _MIXED
+    for group_start in range(0, len(run_order), mixed_runs):
+        for offset in range(0, run_length, length):
+            for run_number in run_order[group_start : group_start + mixed_runs]:
+                first, last = int(starts[run_number]) + offset, int(ends[run_number])
                 if first < last:
                     yield first, min(first + length, last)
 
@@ -130,13 +130,13 @@ def _iterate_groups(
 ) -> Iterator[list[np.ndarray]]:
     """Yield [data, labels] of a few ranges of this rank's rows at a time, with mixed rows when shuffling."""
     ranges = order.iterate_ranges(length, epoch, source.count_chunk_rows(part))
-    random = order.make_generator(epoch)
-    while group := list(itertools.islice(ranges, _MIXED if order.shuffle else 1)):
-        read = [_read_pair(source, part, positions) for positions in group]
-        fields = [np.concatenate(parts) if len(parts) > 1 else parts[0] for parts in zip(*read)]
+    generator = order.make_generator(epoch)
+    while position_ranges := list(itertools.islice(ranges, _MIXED if order.shuffle else 1)):
+        pairs = [_read_pair(source, part, positions) for positions in position_ranges]
+        fields = [np.concatenate(arrays) if len(arrays) > 1 else arrays[0] for arrays in zip(*pairs)]
         if order.shuffle:
-            shuffled = random.permutation(len(fields[0]))
-            fields = [field[shuffled] for field in fields]
+            permutation = generator.permutation(len(fields[0]))
+            fields = [field[permutation] for field in fields]
         yield fields
 
 
@@ -155,14 +155,14 @@ class _Feed:
 
     def take_rows(self, rows: int) -> list[np.ndarray]:
         """The next `rows` rows, [data, labels]."""
-        taken: list[list[np.ndarray]] = []
+        pieces: list[list[np.ndarray]] = []
         while rows:
             if self._current is None or self._offset == len(self._current[0]):
                 self._current, self._offset = next(self._groups), 0
-            taken.append([field[self._offset : self._offset + rows] for field in self._current])
-            self._offset += len(taken[-1][0])
-            rows -= len(taken[-1][0])
-        return [np.concatenate(parts) if len(parts) > 1 else parts[0] for parts in zip(*taken)]
+            pieces.append([field[self._offset : self._offset + rows] for field in self._current])
+            self._offset += len(pieces[-1][0])
+            rows -= len(pieces[-1][0])
+        return [np.concatenate(arrays) if len(arrays) > 1 else arrays[0] for arrays in zip(*pieces)]
 
 
 def _iterate_own_batches(
@@ -202,31 +202,33 @@ def make_stream(source: Source | Memory, part: str, order: Order, batch_size: in
     count_spec = tf.TensorSpec((), tf.int64)
 
     def generate() -> Iterator[Any]:
-        for rows, own, total in _iterate_own_batches(source, part, order, batch_size, row_bytes, next(epochs)):
-            yield tuple(rows), own, total
+        for rows, own_count, global_count in _iterate_own_batches(
+            source, part, order, batch_size, row_bytes, next(epochs)
+        ):
+            yield tuple(rows), own_count, global_count
 
-    counted = tf.data.Dataset.from_generator(generate, output_signature=(specs, count_spec, count_spec))
+    counted_batches = tf.data.Dataset.from_generator(generate, output_signature=(specs, count_spec, count_spec))
 
     # Named functions: AutoGraph warns about lambdas that it cannot distinguish.
-    def has_rows(rows: Any, own: Any, total: Any) -> Any:
-        return own > 0
+    def has_rows(rows: Any, own_count: Any, global_count: Any) -> Any:
+        return own_count > 0
 
-    def element(rows: Any, own: Any, total: Any) -> Any:
+    def make_element(rows: Any, own_count: Any, global_count: Any) -> Any:
         return rows if len(rows) > 1 else rows[0]
 
     if not alone and world.is_active():
 
-        def own_rows(rows: Any, own: Any, total: Any) -> Any:
-            return element(tuple(field[:own] for field in rows), own, total)
+        def cut_own_rows(rows: Any, own_count: Any, global_count: Any) -> Any:
+            return make_element(tuple(field[:own_count] for field in rows), own_count, global_count)
 
         # Every rank has an element for every step, because a step is collective. Without own rows it is empty.
         step_count = -(-order.deal.count // batch_size)
-        steps = counted.map(own_rows).apply(tf.data.experimental.assert_cardinality(step_count))
+        steps = counted_batches.map(cut_own_rows).apply(tf.data.experimental.assert_cardinality(step_count))
         return shard_arrays.mark_share(steps.prefetch(2))  # the mark: these are a rank's own rows, not a global batch
 
     # This process computes steps by itself, so steps without own rows are left out.
     own_steps = _count_own_steps(order, batch_size)
-    steps = counted.filter(has_rows).map(element)
+    steps = counted_batches.filter(has_rows).map(make_element)
     steps = steps.apply(tf.data.experimental.assert_cardinality(own_steps)).prefetch(2)
     return steps if alone else shard_arrays.mark_share(steps)
 
@@ -236,10 +238,10 @@ def _count_own_steps(order: Order, batch_size: int) -> int:
     deal = order.deal
     if order.rank >= deal.size:
         return 0  # a rank that only serves weights
-    starts, certain = range(0, deal.count, batch_size), 0
+    starts, certain_steps = range(0, deal.count, batch_size), 0
     if batch_size >= 3 * deal.size:
         # A rank's rows deviate by less than one row from its proportion, so only the last step can have none.
-        starts, certain = starts[-1:], len(starts) - 1
+        starts, certain_steps = starts[-1:], len(starts) - 1
     # This rank's number of rows before and after each uncertain step. It changes in the steps with own rows only.
     counts = {deal.count_taken(rows)[order.rank] for rows in (*starts, deal.count)}
-    return certain + len(counts) - 1
+    return certain_steps + len(counts) - 1

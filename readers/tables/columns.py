@@ -92,37 +92,37 @@ class Columns:
 
     def list_dtypes(self, dtype: Any) -> dict[int, np.dtype]:
         """The dtypes from the option dtype={column: dtype}, by number of column; none for another form of dtype=."""
-        by_key = dtype.items() if isinstance(dtype, Mapping) else ()
-        return {self.find_column(key): make_dtype(kind) for key, kind in by_key}
+        dtype_items = dtype.items() if isinstance(dtype, Mapping) else ()
+        return {self.find_column(key): make_dtype(kind) for key, kind in dtype_items}
 
     def choose_types(self, stored_types: Mapping[int, Any], dtype: Any) -> None:
         """Set `texts`, `requested_texts`, `types` and `dtypes` from the pyarrow types in the file and from dtype=.
 
         Raises TypeError for a dtype that is not numeric.
         """
-        requested = self.list_dtypes(dtype)
+        requested_dtypes = self.list_dtypes(dtype)
         data_dtype = None if dtype is None or isinstance(dtype, Mapping) else make_dtype(dtype)
-        for number, stored in stored_types.items():
-            is_text = requested[number].kind == "U" if number in requested else not is_number(stored)
+        for number, stored_type in stored_types.items():
+            is_text = requested_dtypes[number].kind == "U" if number in requested_dtypes else not is_number(stored_type)
             if is_text:
                 self.texts.append(number)
-        self.requested_texts = {number for number in self.texts if number in requested}
+        self.requested_texts = {number for number in self.texts if number in requested_dtypes}
         for field, numbers in self.columns.items():
             field_dtypes = []
             for number in numbers:
                 kind = pa.int64() if number in self.texts else stored_types[number]  # a text's code is an integer
                 has_data_dtype = data_dtype is not None and field == "data"
-                default: Any = data_dtype if has_data_dtype else self.find_default_dtype(field, kind)
-                column_dtype = _choose_dtype(requested.get(number), default)
+                default_dtype: Any = data_dtype if has_data_dtype else self.find_default_dtype(field, kind)
+                column_dtype = _choose_dtype(requested_dtypes.get(number), default_dtype)
                 field_dtypes.append(column_dtype)
                 if number in self.texts:
                     self.types[field, number] = pa.string()
-                elif pa.types.is_boolean(stored_types[number]) and number not in requested:
+                elif pa.types.is_boolean(stored_types[number]) and number not in requested_dtypes:
                     self.types[field, number] = pa.bool_()
                 else:
                     # pyarrow does not parse half-precision numbers.
-                    parsed = np.dtype("f4") if column_dtype == np.float16 else column_dtype
-                    self.types[field, number] = pa.from_numpy_dtype(parsed)
+                    parsed_dtype = np.dtype("f4") if column_dtype == np.float16 else column_dtype
+                    self.types[field, number] = pa.from_numpy_dtype(parsed_dtype)
             self.dtypes[field] = np.result_type(*field_dtypes)
 
     def find_default_dtype(self, field: str, kind: Any) -> np.dtype:
@@ -167,14 +167,14 @@ class Columns:
         self, target: np.ndarray, table: Any, field: str, encode: EncodeTexts, missing: Any, find_place: FindPlace
     ) -> None:
         """Write the rows of a pyarrow table, whose columns are named by their numbers, into `target`."""
-        flat = target.reshape(len(target), -1) if len(target) else target
+        flat_target = target.reshape(len(target), -1) if len(target) else target
         offset = 0
         for number in self.columns[field]:
             values = self._convert_column(table, number, field, encode, missing, find_place)
             width = self.find_width(number)
             if len(target):
                 assign_values(
-                    flat[:, offset : offset + width],
+                    flat_target[:, offset : offset + width],
                     values.reshape(len(target), width),
                     lambda index: self.name_value(find_place(index[0]), number, index[1]),  # noqa: B023
                 )
@@ -208,8 +208,8 @@ class Columns:
 
     def name_value(self, place: str, number: int, index: int | None = None) -> str:
         """Describe a value for a message: the row at `place`, the column `number`, the `index` in the row's list."""
-        inside = "" if index is None or self.find_width(number) == 1 else f", element {index}"
-        return f"{place}, column {self.names[number]!r}{inside}"
+        element_text = "" if index is None or self.find_width(number) == 1 else f", element {index}"
+        return f"{place}, column {self.names[number]!r}{element_text}"
 
     def find_value(self, field: str, index: Sequence[int]) -> tuple[int, int]:
         """The number of the column of the value at `index` of a row, and the value's index in the column's list."""
@@ -228,13 +228,13 @@ class Columns:
                 check_categories(self.path, f"column {self.names[number]!r}", count, self.dtypes[field])
 
 
-def _choose_dtype(requested: np.dtype | None, default: np.dtype) -> np.dtype:
+def _choose_dtype(requested_dtype: np.dtype | None, default: np.dtype) -> np.dtype:
     """The dtype of a column from dtype={column: dtype}, or else its default. Raises TypeError if it is not numeric."""
     # dtype={column: str} says that a column is text; its codes have the default dtype.
-    chosen = default if requested is None or requested.kind == "U" else requested
-    if chosen.kind not in "biuf":
-        raise TypeError(f"DataSet: dtype must be numeric, or str for one column; given {chosen}")
-    return chosen
+    dtype = default if requested_dtype is None or requested_dtype.kind == "U" else requested_dtype
+    if dtype.kind not in "biuf":
+        raise TypeError(f"DataSet: dtype must be numeric, or str for one column; given {dtype}")
+    return dtype
 
 
 def is_number(kind: Any) -> bool:
@@ -252,7 +252,7 @@ def find_numpy_dtype(kind: Any) -> np.dtype:
     return dtype
 
 
-def _widen_type(one: Any, other: Any) -> Any:
-    if one == other:
-        return one
-    return pa.from_numpy_dtype(np.result_type(find_numpy_dtype(one), find_numpy_dtype(other)))
+def _widen_type(kind: Any, other_kind: Any) -> Any:
+    if kind == other_kind:
+        return kind
+    return pa.from_numpy_dtype(np.result_type(find_numpy_dtype(kind), find_numpy_dtype(other_kind)))

@@ -128,8 +128,10 @@ class TableFormat(Format):
         values: dict[int, Counter[str]] = {number: Counter() for number in self.columns.texts}
         for _, table in self.iterate_tables(*self._find_counted_rows(ranks), self.columns.find_text_types()):
             for number, totals in values.items():
-                new = table[str(number)].combine_chunks().drop_null().value_counts()
-                totals.update(dict(zip(new.field("values").to_pylist(), new.field("counts").to_pylist(), strict=True)))
+                counts = table[str(number)].combine_chunks().drop_null().value_counts()
+                totals.update(
+                    dict(zip(counts.field("values").to_pylist(), counts.field("counts").to_pylist(), strict=True))
+                )
                 if len(totals) > MOST_CATEGORIES:
                     raise make_category_error(self.columns, number)
         return dict(values)
@@ -141,11 +143,12 @@ class TableFormat(Format):
         start = sum(self.kept.counts[: ranks.rank])
         return start, start + self.kept.counts[ranks.rank]
 
-    def _settle_texts(self, ranks: Ranks, found: Sequence[Mapping[int, Mapping[str, int]]]) -> None:
+    def _settle_texts(self, ranks: Ranks, results: Sequence[Mapping[int, Mapping[str, int]]]) -> None:
         self._values = {
-            number: sorted({text for of_rank in found for text in of_rank[number]}) for number in self.columns.texts
+            number: sorted({text for rank_counts in results for text in rank_counts[number]})
+            for number in self.columns.texts
         }
-        self.check_texts(found, ranks)
+        self.check_texts(results, ranks)
         self.columns.check_categories(self._values)
         self.categories = {self.columns.names[number]: values for number, values in self._values.items()}
         if self._rows is not None:

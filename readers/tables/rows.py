@@ -83,8 +83,8 @@ class Rows:
         room = rows + int(rows * remaining * _SPARE) + 16
         shapes = {field: self._columns.compute_shape(field, room) for field in self.buffers}
         dtypes = {field: self._columns.find_dtype(field, self._missing) for field in self.buffers}
-        more = sum(int(np.prod(shapes[field])) * dtypes[field].itemsize for field in self.buffers)
-        if self.nbytes + more > self._max_bytes:
+        more_bytes = sum(int(np.prod(shapes[field])) * dtypes[field].itemsize for field in self.buffers)
+        if self.nbytes + more_bytes > self._max_bytes:
             raise TooLarge
         for field, buffers in self.buffers.items():
             # Pages that are not written take no memory yet.
@@ -107,10 +107,10 @@ class Rows:
         """The temporary codes of a column of texts. Adds the number of rows with each text to `values`."""
         encoded = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
         encoded = encoded.dictionary_encode()
-        known, values = self._indices[number], self.values[number]
+        known_indices, values = self._indices[number], self.values[number]
         texts = encoded.dictionary.to_pylist()
-        text_indices = [known.setdefault(text, len(known)) for text in texts]
-        if len(known) > MOST_CATEGORIES:
+        text_indices = [known_indices.setdefault(text, len(known_indices)) for text in texts]
+        if len(known_indices) > MOST_CATEGORIES:
             raise make_category_error(self._columns, number)
         # The code of each entry of pyarrow's dictionary. The last code is for missing values, whose index is -1.
         codes = np.array([1 + index for index in text_indices] + [0], np.int64)
@@ -121,15 +121,15 @@ class Rows:
 
     def settle_categories(self, values: dict[int, list[str]]) -> None:
         """Replace this rank's temporary codes by the final ones, the indices in the sorted `values` of all ranks."""
-        for number, known in self._indices.items():
-            final = {text: code for code, text in enumerate(values[number])}
+        for number, text_indices in self._indices.items():
+            final_codes = {text: code for code, text in enumerate(values[number])}
             for field, numbers in self._columns.columns.items():
                 dtype = self._columns.find_dtype(field, self._missing)
-                filler: Any = np.nan if dtype.kind == "f" else self._missing
-                if filler == "error":
-                    filler = 0  # unused: `fill_rows` has raised an error for a missing integer
+                missing_code: Any = np.nan if dtype.kind == "f" else self._missing
+                if missing_code == "error":
+                    missing_code = 0  # unused: `fill_rows` has raised an error for a missing integer
                 # The final code of each temporary code. Code 0 is a missing value.
-                codes = np.array([filler, *[final[text] for text in known]]).astype(dtype)
+                codes = np.array([missing_code, *[final_codes[text] for text in text_indices]]).astype(dtype)
                 for index, column_number in enumerate(numbers):
                     if column_number == number:
                         self._replace_codes(field, self._columns.find_offset(field, index), codes)

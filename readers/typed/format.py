@@ -59,13 +59,13 @@ class TypedTable(TableFormat):
         self._list_columns: list[int] = []  # columns whose rows are lists of values; also the keys of `_packed_dtypes`
         plain_types = {}
         for number in self.columns.used:
-            name, stored = types[number]
-            kind, is_list = values.find_value_type(stored)
+            name, stored_type = types[number]
+            kind, is_list = values.find_value_type(stored_type)
             if values.is_bytes(kind) and not is_list and number in dtypes and dtypes[number].kind in "biuf":
                 self._packed_dtypes[number] = dtypes[number]
                 # The bytes of a row may hold several numbers, so `_view_lists` makes lists of them.
                 kind, is_list = pa.from_numpy_dtype(dtypes[number]), True
-            values.check_type(path, name, stored, kind, dtypes.get(number))
+            values.check_type(path, name, stored_type, kind, dtypes.get(number))
             plain_types[number] = values.find_plain_type(kind)  # floats for decimals, integers for times
             if is_list:
                 self._list_columns.append(number)
@@ -105,10 +105,10 @@ class TypedTable(TableFormat):
                 widths[number] = max(widths[number], int(values.count_values(lists).max(initial=0)))
         return widths
 
-    def _settle_widths(self, ranks: Ranks, found: Sequence[dict[int, int]]) -> None:
+    def _settle_widths(self, ranks: Ranks, results: Sequence[dict[int, int]]) -> None:
         columns = self.columns
         for number in self._list_columns:
-            width = columns.widths[number] = max(widths.get(number, 0) for widths in found) or 1
+            width = columns.widths[number] = max(widths.get(number, 0) for widths in results) or 1
             if number in columns.texts and width > 1:
                 raise ReaderError(
                     f"{columns.path}: expected one text a row in column {columns.names[number]!r}, found lists of them"
@@ -136,14 +136,14 @@ class TypedTable(TableFormat):
         can_hold_texts = Rows(self.columns, self.missing).can_hold_texts()
         return can_hold_texts and row_bytes * (stop - start) <= self._find_room(ranks)
 
-    def _settle_room(self, ranks: Ranks, found: Sequence[bool]) -> None:
-        self.keep = self.keep and all(found)
+    def _settle_room(self, ranks: Ranks, results: Sequence[bool]) -> None:
+        self.keep = self.keep and all(results)
 
     def _survey_rows(self, ranks: Ranks) -> None:
         if self.keep:
             self._rows = self._read_all_fields(*self.list_parts(ranks)[ranks.rank])
 
-    def _settle_rows(self, ranks: Ranks, found: Sequence[None]) -> None:
+    def _settle_rows(self, ranks: Ranks, results: Sequence[None]) -> None:
         if self._rows is not None:
             self.kept = KeptRows([stop - start for start, stop in self.list_parts(ranks)], self._rows.buffers)
 
@@ -152,17 +152,17 @@ class TypedTable(TableFormat):
         shape = self.columns.data_shape
         if shape is None:
             return
-        found = sum(self.columns.find_width(number) for number in self.columns.columns["data"])
-        if int(np.prod(shape)) != found:
+        value_count = sum(self.columns.find_width(number) for number in self.columns.columns["data"])
+        if int(np.prod(shape)) != value_count:
             raise ReaderError(
                 f"{self.columns.path}: expected {int(np.prod(shape))} values in a row of data, for shape={shape}; "
-                f"found {found}"
+                f"found {value_count}"
             )
 
     def check_texts(self, found: Sequence[Mapping[int, Mapping[str, int]]], ranks: Ranks) -> None:
         """Called by `TableFormat._settle_texts`; see `TableFormat.check_texts`."""
         for number in self.columns.texts:
-            counts = [of_rank[number] for of_rank in found]
+            counts = [rank_counts[number] for rank_counts in found]
             is_requested = number in self.columns.requested_texts
             agree_on_texts(self.columns.path, self.columns.names[number], counts, is_requested)
 
@@ -185,12 +185,12 @@ class TypedTable(TableFormat):
         if number in self._list_columns:
             lists = self._view_lists(column, number)
             counts = values.count_values(lists)
-            wrong = counts > width if self.missing != "error" else counts != width
-            if wrong.any():
-                row = int(wrong.argmax())
-                where = self.columns.name_value(find_place(row), number)
+            is_wrong = counts > width if self.missing != "error" else counts != width
+            if is_wrong.any():
+                row = int(is_wrong.argmax())
+                place = self.columns.name_value(find_place(row), number)
                 raise ReaderError(
-                    f"{where}: expected {width} value(s), as in the first row, "
+                    f"{place}: expected {width} value(s), as in the first row, "
                     f"found {counts[row]}. missing=0 (or another number) fills shorter rows up to the longest, "
                     'missing="nan" with NaN'
                 )
@@ -199,19 +199,19 @@ class TypedTable(TableFormat):
         # The largest number that fits into all float dtypes as which the column is returned; inf if there are none.
         largest = min([float(np.finfo(dtype).max) for dtype in dtypes if dtype.kind == "f"], default=np.inf)
         try:
-            flat = values.convert_values(column, kind, largest)
+            flat_values = values.convert_values(column, kind, largest)
         except values.Unfit as error:
-            where = self.columns.name_value(find_place(error.index // width), number, error.index % width)
-            raise ReaderError(f"{where}: {error}") from None
-        return flat if width == 1 else pa.FixedSizeListArray.from_arrays(flat, width)
+            place = self.columns.name_value(find_place(error.index // width), number, error.index % width)
+            raise ReaderError(f"{place}: {error}") from None
+        return flat_values if width == 1 else pa.FixedSizeListArray.from_arrays(flat_values, width)
 
 
 def _check_shape(shape: Any) -> tuple[int, ...]:
-    given = shape if isinstance(shape, (tuple, list)) else (shape,)
-    are_valid = [isinstance(length, int) and not isinstance(length, bool) and length > 0 for length in given]
-    if not given or not all(are_valid):
+    lengths = shape if isinstance(shape, (tuple, list)) else (shape,)
+    are_valid = [isinstance(length, int) and not isinstance(length, bool) and length > 0 for length in lengths]
+    if not lengths or not all(are_valid):
         raise TypeError(
             f"DataSet: expected shape to be the shape of a row of data, such as (28, 28); given "
             f"{arguments.describe_value(shape)}"
         )
-    return tuple(given)
+    return tuple(lengths)

@@ -84,16 +84,16 @@ class Parquet(TypedTable):
         # By row group and columns that are read, the least recently used first.
         self._cursors: dict[tuple[Group, tuple[int, ...]], Cursor] = {}
         first_schema, self._row_count = None, 0
-        for number, file in enumerate(self.files):
+        for file_index, file in enumerate(self.files):
             with convert_errors(file, "Parquet", "opening"):
-                opened = self._open_file(number)
-                schema = opened.schema_arrow
-                self._metadata.append(opened.metadata)
-                for group in range(opened.metadata.num_row_groups):
+                parquet_file = self._open_file(file_index)
+                schema = parquet_file.schema_arrow
+                self._metadata.append(parquet_file.metadata)
+                for group_number in range(parquet_file.metadata.num_row_groups):
                     start = self._row_count
-                    self._row_count += opened.metadata.row_group(group).num_rows
+                    self._row_count += parquet_file.metadata.row_group(group_number).num_rows
                     if self._row_count > start:
-                        self._groups.append(Group(number, group, start, self._row_count))
+                        self._groups.append(Group(file_index, group_number, start, self._row_count))
             if first_schema is None:
                 first_schema = schema
                 types = [(field.name, field.type) for field in schema]
@@ -117,36 +117,36 @@ class Parquet(TypedTable):
         ends = [int(group_ends[np.abs(group_ends - end).argmin()]) for end in even_ends]  # the nearest of a row group
         return [*zip(ends, ends[1:])]
 
-    def _settle_room(self, ranks: Ranks, found: Sequence[bool]) -> None:
+    def _settle_room(self, ranks: Ranks, results: Sequence[bool]) -> None:
         """Also prints a note if the row groups divide the rows unevenly between ranks."""
-        super()._settle_room(ranks, found)
-        share = self._row_count / ranks.size
-        most = max(stop - start for start, stop in self.list_parts(ranks))
-        if share >= 1 and most > _MOST_SHARES * share:
-            rows = max(1, int(share) // 4)
+        super()._settle_room(ranks, results)
+        even_share = self._row_count / ranks.size
+        most_rows = max(stop - start for start, stop in self.list_parts(ranks))
+        if even_share >= 1 and most_rows > _MOST_SHARES * even_share:
+            suggested_rows = max(1, int(even_share) // 4)
             notes.print_note(
-                f"{self.columns.path}: one rank reads {most} of {self._row_count} rows, because {ranks.size} ranks "
-                f"share {len(self._groups)} row group(s). Write it with row_group_size={rows} to distribute its rows "
-                "evenly"
+                f"{self.columns.path}: one rank reads {most_rows} of {self._row_count} rows, because {ranks.size} "
+                f"ranks share {len(self._groups)} row group(s). Write it with row_group_size={suggested_rows} to "
+                "distribute its rows evenly"
             )
 
     def find_place(self, row: int) -> str:
-        index = int(np.searchsorted([group.stop for group in self._groups], row, side="right"))
-        group = self._groups[index]
-        file_start = next(other.start for other in self._groups if other.file == group.file)
+        group_index = int(np.searchsorted([group.stop for group in self._groups], row, side="right"))
+        group = self._groups[group_index]
+        file_start = next(other_group.start for other_group in self._groups if other_group.file == group.file)
         return f"{self.files[group.file]}, row {row - file_start}"
 
     def read_first(self, numbers: Sequence[int]) -> Any:
         group = self._groups[0]
         names = [self.columns.names[number] for number in numbers]
         with convert_errors(self.files[group.file], "Parquet", "reading the first row of"):
-            opened = self._open_file(group.file, buffer_size=_FIRST_ROW_BUFFER)
-            batches = opened.iter_batches(1, [group.number], names)
+            parquet_file = self._open_file(group.file, buffer_size=_FIRST_ROW_BUFFER)
+            batches = parquet_file.iter_batches(1, [group.number], names)
         return self._take_batch(group, batches, numbers, group.start)
 
     def read_batches(self, start: int, stop: int, numbers: Sequence[int]) -> Iterator[tuple[int, Any]]:
-        first = int(np.searchsorted([group.stop for group in self._groups], start, side="right"))
-        for group in self._groups[first:]:
+        first_index = int(np.searchsorted([group.stop for group in self._groups], start, side="right"))
+        for group in self._groups[first_index:]:
             if group.start >= stop:
                 break
             self._unchanged.check(self.files[group.file])
@@ -164,15 +164,17 @@ class Parquet(TypedTable):
             if cursor.at == group.stop:
                 self._cursors.pop((group, tuple(numbers)), None)
 
-    def _take_batch(self, group: Group, batches: Iterator[Any], numbers: Sequence[int], at: int) -> Any:
-        """The next rows of a row group, from row `at` on. Raises ReaderError for too few or too many rows."""
+    def _take_batch(self, group: Group, batches: Iterator[Any], numbers: Sequence[int], first_row: int) -> Any:
+        """The next rows of a row group, from row `first_row` on. Raises ReaderError for too few or too many rows."""
         path = self.files[group.file]
         with convert_errors(path, "Parquet", f"reading row group {group.number} of"):
             batch = next(batches, None)
-            if batch is None or at + len(batch) > group.stop:
-                found = at - group.start + (0 if batch is None else len(batch))
-                rows = group.stop - group.start
-                raise ReaderError(f"{path}: damaged: expected {rows} rows in row group {group.number}, found {found}")
+            if batch is None or first_row + len(batch) > group.stop:
+                row_count = first_row - group.start + (0 if batch is None else len(batch))
+                expected_rows = group.stop - group.start
+                raise ReaderError(
+                    f"{path}: damaged: expected {expected_rows} rows in row group {group.number}, found {row_count}"
+                )
             return self._name_columns(batch, numbers)
 
     def _find_cursor(self, group: Group, row: int, numbers: tuple[int, ...]) -> Cursor:
@@ -181,9 +183,9 @@ class Parquet(TypedTable):
         if cursor is None or cursor.at > row:
             names = [self.columns.names[number] for number in numbers]
             row_bytes = self._metadata[group.file].row_group(group.number).total_byte_size // (group.stop - group.start)
-            rows = max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(1, row_bytes)))
+            batch_rows = max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(1, row_bytes)))
             with convert_errors(self.files[group.file], "Parquet", f"reading row group {group.number} of"):
-                batches = self._open_file(group.file).iter_batches(rows, [group.number], names)
+                batches = self._open_file(group.file).iter_batches(batch_rows, [group.number], names)
             cursor = Cursor(batches, group.start)
         self._cursors[group, numbers] = cursor  # now the most recently used one
         while len(self._cursors) > _MOST_CURSORS:
@@ -193,36 +195,36 @@ class Parquet(TypedTable):
     def _name_columns(self, batch: Any, numbers: Sequence[int]) -> Any:
         """The columns `numbers` of a batch, named by number. Several columns of a file may have one name."""
         names = self.columns.names
-        found = {}
+        columns = {}
         for number in numbers:
-            same = batch.schema.get_all_field_indices(names[number])
-            earlier = names[:number].count(names[number])  # the number of columns of this name before this one
-            found[str(number)] = batch.column(same[earlier])
-        return pa.RecordBatch.from_pydict(found)
+            same_indices = batch.schema.get_all_field_indices(names[number])
+            earlier_count = names[:number].count(names[number])  # the number of columns of this name before this one
+            columns[str(number)] = batch.column(same_indices[earlier_count])
+        return pa.RecordBatch.from_pydict(columns)
 
     def _open_file(self, number: int, buffer_size: int = 0) -> Any:
         """Open a file; for the first time, check its signature. Later calls need not read its metadata again."""
         from pyarrow import parquet
 
         path = self.files[number]
-        known = self._metadata[number] if number < len(self._metadata) else None
-        if known is None:
+        metadata = self._metadata[number] if number < len(self._metadata) else None
+        if metadata is None:
             head = files.read_head(path, len(SIGNATURE))
             if head != SIGNATURE:
                 raise files.make_magic_error(path, f"a Parquet file, which begins with {SIGNATURE.hex(' ')}", head)
-        return parquet.ParquetFile(path, metadata=known, buffer_size=buffer_size, page_checksum_verification=True)
+        return parquet.ParquetFile(path, metadata=metadata, buffer_size=buffer_size, page_checksum_verification=True)
 
-    def _check_columns(self, file: Path, first: Any, found: Any) -> None:
-        """Raises ReaderError if a file, with the schema `found`, has other columns than the first file."""
+    def _check_columns(self, file: Path, first_schema: Any, schema: Any) -> None:
+        """Raises ReaderError if a file, with the schema `schema`, has other columns than the first file."""
         for number in self.columns.used:
             name = self.columns.names[number]
-            if number >= len(found) or found.field(number).name != name:
+            if number >= len(schema) or schema.field(number).name != name:
                 raise ReaderError(
-                    f"{file}: expected the columns of {self.files[0]}, {files.format_names(first.names)}; found "
-                    f"{files.format_names(found.names)}"
+                    f"{file}: expected the columns of {self.files[0]}, {files.format_names(first_schema.names)}; found "
+                    f"{files.format_names(schema.names)}"
                 )
-            if found.field(number).type != first.field(number).type:
+            if schema.field(number).type != first_schema.field(number).type:
                 raise ReaderError(
-                    f"{file}: expected {first.field(number).type} in column {name!r}, as in {self.files[0]}; found "
-                    f"{found.field(number).type}"
+                    f"{file}: expected {first_schema.field(number).type} in column {name!r}, as in {self.files[0]}; "
+                    f"found {schema.field(number).type}"
                 )

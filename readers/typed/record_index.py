@@ -44,9 +44,9 @@ def are_heads(heads: np.ndarray) -> np.ndarray:
     for position in range(8):
         crc = table[(crc ^ heads[:, position]) & 0xFF] ^ (crc >> np.uint32(8))
     crc = ~crc
-    masked = ((crc >> np.uint32(15)) | (crc << np.uint32(17))) + np.uint32(0xA282EAD8)
-    stored = np.ascontiguousarray(heads[:, 8:HEAD]).view("<u4")[:, 0]
-    return np.asarray(masked == stored)
+    masked_checksums = ((crc >> np.uint32(15)) | (crc << np.uint32(17))) + np.uint32(0xA282EAD8)
+    stored_checksums = np.ascontiguousarray(heads[:, 8:HEAD]).view("<u4")[:, 0]
+    return np.asarray(masked_checksums == stored_checksums)
 
 
 def is_head(head: bytes) -> bool:
@@ -70,33 +70,35 @@ class Part:
 def find_part(file: int, read: Read, start: int, stop: int, size: int) -> Part:
     """The records in a range of a file of `size` bytes, assuming that the first apparent record is a record."""
     part = Part(file, start, stop, 0 if start == 0 and size else _find_head(read, start, stop, size))
-    at = part.end = start if part.first is None else part.first
+    offset = part.end = start if part.first is None else part.first
     # Heads that are not checked yet, and their offsets.
     heads: list[bytes] = []
-    begins: list[int] = []
-    while part.first is not None and at < stop:
-        head = read(at, min(at + HEAD, size))
-        # `at` and `end`: the offsets of this record and of the next one.
-        end = at + FRAME + int.from_bytes(head[:8], "little")
+    head_offsets: list[int] = []
+    while part.first is not None and offset < stop:
+        head = read(offset, min(offset + HEAD, size))
+        # `offset` and `end`: the offsets of this record and of the next one.
+        end = offset + FRAME + int.from_bytes(head[:8], "little")
         if len(head) == HEAD:
             heads.append(head)
-            begins.append(at)
+            head_offsets.append(offset)
         is_last = end > size or end >= stop  # a truncated record, or the last one of the range
         if len(heads) == _CHECKED_HEADS or is_last:
             agreement.stop_if_others_failed()  # raises an error if another rank has failed
             are_valid = are_heads(np.frombuffer(b"".join(heads), np.uint8).reshape(-1, HEAD))
             if not are_valid.all():
-                part.damage = f"at byte {begins[int(are_valid.argmin())]}: damaged: expected a record, found no length"
+                part.damage = (
+                    f"at byte {head_offsets[int(are_valid.argmin())]}: damaged: expected a record, found no length"
+                )
                 break
-            heads, begins = [], []
+            heads, head_offsets = [], []
         if len(head) < HEAD or end > size:
-            length = f" of {end - at} bytes" if len(head) == HEAD else ""
-            part.damage = f"at byte {at}: truncated: expected a record{length}, found {size - at} bytes"
+            length = f" of {end - offset} bytes" if len(head) == HEAD else ""
+            part.damage = f"at byte {offset}: truncated: expected a record{length}, found {size - offset} bytes"
             break
         if part.count % STRIDE == 0:
-            part.offsets.append(at)
+            part.offsets.append(offset)
         part.count += 1
-        at = part.end = end
+        offset = part.end = end
     return part
 
 
@@ -110,8 +112,8 @@ def _find_head(read: Read, start: int, stop: int, size: int) -> int | None:
             return None
         for index in np.flatnonzero(are_heads(np.lib.stride_tricks.sliding_window_view(data, HEAD))).tolist():
             length = int.from_bytes(data[index : index + 8].tobytes(), "little")
-            after = start + index + FRAME + length
-            if after == size or (after < size and is_head(read(after, min(after + HEAD, size)))):
+            record_end = start + index + FRAME + length
+            if record_end == size or (record_end < size and is_head(read(record_end, min(record_end + HEAD, size)))):
                 return start + index
         start, window = end, min(2 * window, _MAX_WINDOW)
         agreement.stop_if_others_failed()
@@ -135,16 +137,16 @@ class Index:
         self._positions: list[tuple[int, int]] = []
         self.starts: list[int] = []  # the number of the first record of each file
         self.count = 0
-        for number, path in enumerate(paths):
-            of_file = [part for part in parts if part.file == number]
-            if not _fit_together(of_file):
-                of_file = [search_file(number)]
-                if of_file[0].damage:
-                    raise ReaderError(f"{path}, {of_file[0].damage}")
+        for file_index, path in enumerate(paths):
+            file_parts = [part for part in parts if part.file == file_index]
+            if not _fit_together(file_parts):
+                file_parts = [search_file(file_index)]
+                if file_parts[0].damage:
+                    raise ReaderError(f"{path}, {file_parts[0].damage}")
             self.starts.append(self.count)
-            for part in of_file:
+            for part in file_parts:
                 self._numbers += [self.count + STRIDE * index for index in range(len(part.offsets))]
-                self._positions += [(number, offset) for offset in part.offsets]
+                self._positions += [(file_index, offset) for offset in part.offsets]
                 self.count += part.count
 
     def find_near(self, row: int) -> tuple[int, int, int]:

@@ -93,28 +93,28 @@ class TfRecord(TypedTable):
         heads = ", ".join(_describe_records(file, file in self._packed) for file in dict.fromkeys(self.files))
         return f"{super().describe()}; {heads}"
 
-    def _settle_unpack(self, ranks: Ranks, found: Sequence[dict[Path, Path]]) -> None:
-        unpacked = self._unpacking.settle(ranks, found)  # the temporary file of each packed file
+    def _settle_unpack(self, ranks: Ranks, results: Sequence[dict[Path, Path]]) -> None:
+        temporary_files = self._unpacking.settle(ranks, results)  # the temporary file of each packed file
         for number, file in enumerate(self.files):
-            if file in unpacked:
+            if file in temporary_files:
                 with real_files.use_real_files():
-                    self._opened[number] = _File(unpacked[file])
+                    self._opened[number] = _File(temporary_files[file])
 
     def _survey_index(self, ranks: Ranks) -> list[Part]:
         """The records that begin in this rank's range of all bytes."""
-        sizes = [self._open_file(number).size for number in range(len(self.files))]
+        sizes = [self._open_file(file_index).size for file_index in range(len(self.files))]
         start, stop = slice_bounds.deal_block(sum(sizes), ranks.rank, ranks.size)
         return [
-            find_part(number, self._open_file(number).read_bytes, first, last, sizes[number])
-            for number, first, last in split_range(sizes, start, stop)
+            find_part(file_index, self._open_file(file_index).read_bytes, first, last, sizes[file_index])
+            for file_index, first, last in split_range(sizes, start, stop)
         ]
 
-    def _settle_index(self, ranks: Ranks, found: Sequence[list[Part]]) -> None:
+    def _settle_index(self, ranks: Ranks, results: Sequence[list[Part]]) -> None:
         def search_file(number: int) -> Part:
             file = self._open_file(number)
             return find_part(number, file.read_bytes, 0, file.size, file.size)
 
-        self._index = Index(self.files, [part for of_rank in found for part in of_rank], search_file)
+        self._index = Index(self.files, [part for rank_parts in results for part in rank_parts], search_file)
 
     def count(self, part: str) -> int:
         return self._index.count if part == "training" else 0
@@ -137,31 +137,33 @@ class TfRecord(TypedTable):
 
     def _find_byte(self, row: int) -> int:
         """The offset of a record in its file: the index stores only some, so the lengths lead from one to the next."""
-        number, file, at = self._index.find_near(row)
+        number, file, offset = self._index.find_near(row)
         for _ in range(row - number):  # a record is its length, in a HEAD of 12 bytes, the data, and a checksum
-            at += FRAME + int.from_bytes(self._open_file(file).read_bytes(at, at + HEAD)[:8], "little")
-        return at
+            offset += FRAME + int.from_bytes(self._open_file(file).read_bytes(offset, offset + HEAD)[:8], "little")
+        return offset
 
     def _read_records(self, file: int, start: int, stop: int) -> Any:
         """The data of some records, as a string tensor. Raises ReaderError for a wrong checksum."""
-        opened, at = self._open_file(file), self._find_byte(start)
+        open_file, offset = self._open_file(file), self._find_byte(start)
         try:
-            return opened.read_records(at, stop - start)
+            return open_file.read_records(offset, stop - start)
         except tf.errors.OpError as error:
             if stop - start > 1:
                 for row in range(start, stop):  # the damaged record raises the error with its own place
                     self._read_records(file, row, row + 1)
             raise ReaderError(
-                f"{self.find_place(start)}, at byte {at}: damaged: expected the data of a record with their checksum, "
-                f"found: {error.message}"
+                f"{self.find_place(start)}, at byte {offset}: damaged: expected the data of a record with their "
+                f"checksum, found: {error.message}"
             ) from None
 
     def _open_file(self, number: int) -> _File:
         """The open file `number`: uncompressed, or its decompressed copy, which stays open."""
         if number not in self._opened:
-            for other in [other for other in self._opened if self.files[other] not in self._packed]:
+            for other_number in [
+                other_number for other_number in self._opened if self.files[other_number] not in self._packed
+            ]:
                 # Only one uncompressed file is open at a time: their number may exceed the limit of open files.
-                del self._opened[other]
+                del self._opened[other_number]
             self._opened[number] = _File(self.files[number])
         return self._opened[number]
 
@@ -170,7 +172,7 @@ class TfRecord(TypedTable):
         names = {number: self.columns.names[number] for number in numbers}
         kinds = {name: self._kinds[name] for name in names.values()}
         try:
-            found = _parse_examples(records, kinds)
+            features = _parse_examples(records, kinds)
         except ValueError:
             for row in range(len(records)):  # the wrong record raises the error with its own place
                 try:
@@ -180,17 +182,19 @@ class TfRecord(TypedTable):
             raise
         columns = {}
         for number, name in names.items():
-            values, splits = found[name]
+            values, splits = features[name]
             if kinds[name] != "bytes_list":
                 columns[str(number)] = pa.LargeListArray.from_arrays(pa.array(splits), pa.array(values))
                 continue
             counts = np.diff(splits)
             if (counts > 1).any():
                 row = int((counts > 1).argmax())
-                where = self.columns.name_value(find_place(row), number)
-                raise ReaderError(f"{where}: expected one value of bytes in a record, found {counts[row]}")
-            one_each = iter(values.tolist())
-            columns[str(number)] = pa.array([next(one_each) if count else None for count in counts], pa.large_binary())
+                place = self.columns.name_value(find_place(row), number)
+                raise ReaderError(f"{place}: expected one value of bytes in a record, found {counts[row]}")
+            value_iterator = iter(values.tolist())
+            columns[str(number)] = pa.array(
+                [next(value_iterator) if count else None for count in counts], pa.large_binary()
+            )
         return pa.RecordBatch.from_pydict(columns)
 
 
@@ -204,24 +208,30 @@ class _File:
     def read_bytes(self, start: int, stop: int) -> bytes:
         return files.read_at(self._file.fileno(), start, stop - start)
 
-    def read_records(self, at: int, count: int) -> Any:
-        """The data of `count` records from offset `at`, as a string tensor. TensorFlow checks the checksums."""
+    def read_records(self, offset: int, count: int) -> Any:
+        """The data of `count` records from offset `offset`, as a string tensor. TensorFlow checks the checksums."""
         # Raw ops: tf.data's classes have hooks for the script. Without a buffer these ops read no other records.
-        raw, kinds = tf.raw_ops, [tf.string]
+        raw_ops, types = tf.raw_ops, [tf.string]
         with real_files.use_real_files(), _compute_eagerly():
-            number = tf.constant(count, tf.int64)
-            records = raw.TFRecordDatasetV2(
+            count_tensor = tf.constant(count, tf.int64)
+            records = raw_ops.TFRecordDatasetV2(
                 filenames=[f"/proc/self/fd/{self._file.fileno()}"],
                 compression_type="",
                 buffer_size=tf.constant(0, tf.int64),
-                byte_offsets=tf.constant([at], tf.int64),
+                byte_offsets=tf.constant([offset], tf.int64),
             )
-            taken = raw.TakeDataset(input_dataset=records, count=number, output_types=kinds, output_shapes=[[]])
-            batch = raw.BatchDatasetV2(
-                input_dataset=taken, batch_size=number, drop_remainder=False, output_types=kinds, output_shapes=[[None]]
+            taken_records = raw_ops.TakeDataset(
+                input_dataset=records, count=count_tensor, output_types=types, output_shapes=[[]]
             )
-            (found,) = raw.DatasetToSingleElement(dataset=batch, output_types=kinds, output_shapes=[[None]])
-        return found
+            batch = raw_ops.BatchDatasetV2(
+                input_dataset=taken_records,
+                batch_size=count_tensor,
+                drop_remainder=False,
+                output_types=types,
+                output_shapes=[[None]],
+            )
+            (record_data,) = raw_ops.DatasetToSingleElement(dataset=batch, output_types=types, output_shapes=[[None]])
+        return record_data
 
 
 @contextlib.contextmanager
@@ -257,10 +267,10 @@ class _ZlibFile:
 
     def read(self, count: int) -> bytes:
         while not self._inside.eof:
-            packed = self._inside.unconsumed_tail or self._file.read(1 << 16)
-            if not packed:
+            packed_bytes = self._inside.unconsumed_tail or self._file.read(1 << 16)
+            if not packed_bytes:
                 raise EOFError("the file ends before its zlib stream")
-            if data := self._inside.decompress(packed, count):
+            if data := self._inside.decompress(packed_bytes, count):
                 return data
         return b""
 
@@ -274,37 +284,37 @@ def _open_packed(path: Path) -> Iterator[Any]:
             with gzip.open(path) as file:
                 yield file
         else:
-            with open(path, "rb") as plain:
-                yield _ZlibFile(plain) if packing else plain
+            with open(path, "rb") as raw_file:
+                yield _ZlibFile(raw_file) if packing else raw_file
     except DAMAGED_GZIP as error:
         raise ReaderError(f"{path}: truncated or damaged: expected {packing} data, found: {error}") from None
 
 
 def _read_head(path: Path) -> list[bytes]:
     """The data of the records in the first 64 KiB of a file; at least one record if there is one."""
-    found: list[bytes] = []
+    records: list[bytes] = []
     size = 0
     with _open_packed(path) as file:
         while size < _HEAD_BYTES and (head := files.read_all(file, HEAD)):
             length = int.from_bytes(head[:8], "little")
             if not is_head(head) or len(data := files.read_all(file, length + 4)) < length + 4:
                 break  # the index reports it
-            found.append(data[:length])
+            records.append(data[:length])
             size += FRAME + length
-    return found
+    return records
 
 
 def _describe_records(path: Path, is_packed: bool) -> str:
     """The name of a file, its size if it is not compressed, and a hash of its first records."""
     from google.protobuf.message import DecodeError
 
-    found = hashlib.blake2b(digest_size=4)
+    digest = hashlib.blake2b(digest_size=4)
     for record in _read_head(path):
         with contextlib.suppress(DecodeError):  # opening or reading reports it
             record = tf.train.Example.FromString(record).SerializeToString(deterministic=True)
-        found.update(record)
+        digest.update(record)
     size = "" if is_packed else f" of {path.stat().st_size} bytes"
-    return f"{path.name}{size} ({found.hexdigest()})"
+    return f"{path.name}{size} ({digest.hexdigest()})"
 
 
 def _learn_kinds(paths: Sequence[Path], dtype: Any) -> dict[str, str]:
@@ -320,33 +330,33 @@ def _learn_kinds(paths: Sequence[Path], dtype: Any) -> dict[str, str]:
         if records:
             break
     kinds: dict[str, str] = {}
-    for number, record in enumerate(records):
+    for record_number, record in enumerate(records):
         try:
             # An Example has the encoding of a SequenceExample without `feature_lists`.
             example = tf.train.SequenceExample.FromString(record)
             if example.feature_lists.feature_list:
                 names = files.format_names(example.feature_lists.feature_list)
                 raise ReaderError(
-                    f"{path}, record {number}: expected a tf.train.Example, found a SequenceExample with lists of "
-                    f"features ({names}); write their values to features of an Example"
+                    f"{path}, record {record_number}: expected a tf.train.Example, found a SequenceExample with lists "
+                    f"of features ({names}); write their values to features of an Example"
                 )
             features = example.context.feature
         except DecodeError as error:
-            if number:
+            if record_number:
                 break  # damaged; reading reports the wrong checksum
-            raise ReaderError(f"{path}, record {number}: expected a tf.train.Example, found: {error}") from None
+            raise ReaderError(f"{path}, record {record_number}: expected a tf.train.Example, found: {error}") from None
         for name, feature in features.items():
             kind = feature.WhichOneof("kind")
             if kind and kinds.setdefault(name, kind) != kind:
                 raise ReaderError(
-                    f"{path}, record {number}: expected {kinds[name]} in the feature {name!r}, as in records before, "
-                    f"found {kind}"
+                    f"{path}, record {record_number}: expected {kinds[name]} in the feature {name!r}, as in records "
+                    f"before, found {kind}"
                 )
     if isinstance(dtype, Mapping):
-        for name, given in dtype.items():
+        for name, given_dtype in dtype.items():
             if isinstance(name, str) and name not in kinds:
-                by_dtype = {"f": "float_list", "U": "bytes_list"}
-                kinds[name] = by_dtype.get(make_dtype(given).kind, "int64_list")
+                kind_of_dtype = {"f": "float_list", "U": "bytes_list"}
+                kinds[name] = kind_of_dtype.get(make_dtype(given_dtype).kind, "int64_list")
     if not kinds:
         raise ReaderError(f"{path}: expected a record with features, found none")
     return dict(sorted(kinds.items()))
@@ -358,10 +368,10 @@ def _parse_examples(records: Any, kinds: Mapping[str, str]) -> dict[str, tuple[n
     Raises ValueError for a record that is not an Example, or has values of another kind.
     """
     dtypes = {"bytes_list": tf.string, "float_list": tf.float32, "int64_list": tf.int64}
-    wanted = {name: tf.io.RaggedFeature(dtypes[kind], row_splits_dtype=tf.int64) for name, kind in kinds.items()}
+    features = {name: tf.io.RaggedFeature(dtypes[kind], row_splits_dtype=tf.int64) for name, kind in kinds.items()}
     with _compute_eagerly():
         try:
-            found = tf.io.parse_example(records, wanted)
+            parsed = tf.io.parse_example(records, features)
         except tf.errors.InvalidArgumentError as error:
             raise ValueError(f"expected a tf.train.Example with {dict(kinds)}, found: {error.message}") from None
-        return {name: (feature.values.numpy(), feature.row_splits.numpy()) for name, feature in found.items()}
+        return {name: (feature.values.numpy(), feature.row_splits.numpy()) for name, feature in parsed.items()}

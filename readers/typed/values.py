@@ -40,31 +40,31 @@ def find_plain_type(kind: Any) -> Any:
     return pa.int64() if pa.types.is_temporal(kind) else kind
 
 
-def check_type(path: Path, name: str, stored: Any, kind: Any, given: np.dtype | None) -> None:
+def check_type(path: Path, name: str, stored_type: Any, kind: Any, requested_dtype: np.dtype | None) -> None:
     """Raises ReaderError for a column whose values are neither numbers nor texts.
 
     Args:
-        stored: the type of the column, such as list<binary>.
+        stored_type: the type of the column, such as list<binary>.
         kind: the type of its values, such as binary.
-        given: the dtype= of this column.
+        requested_dtype: the dtype= of this column.
     """
     types = pa.types
-    if types.is_temporal(kind) and given is None:
+    if types.is_temporal(kind) and requested_dtype is None:
         raise ReaderError(
-            f"{path}: expected numbers or texts in column {name!r}, found {stored}; dtype={{{name!r}: 'int64'}} reads "
-            "them as integers, columns= leaves the column out"
+            f"{path}: expected numbers or texts in column {name!r}, found {stored_type}; dtype={{{name!r}: 'int64'}} "
+            "reads them as integers, columns= leaves the column out"
         )
     is_number = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_decimal(kind)
     is_text = types.is_string(kind) or types.is_large_string(kind) or is_bytes(kind)
-    if is_bytes(kind) and kind != stored and given is not None and given.kind != "U":
+    if is_bytes(kind) and kind != stored_type and requested_dtype is not None and requested_dtype.kind != "U":
         is_text = False  # lists of bytes, which cannot be numbers
     if not (is_number or is_text or types.is_temporal(kind) or types.is_null(kind)):
         raise ReaderError(
-            f"{path}: expected numbers or texts in column {name!r}, or lists of numbers, found {stored}; write its "
-            "values to columns of their own, or leave it out with columns="
+            f"{path}: expected numbers or texts in column {name!r}, or lists of numbers, found {stored_type}; write "
+            "its values to columns of their own, or leave it out with columns="
         )
-    if given is not None and given.kind == "b" and not types.is_boolean(kind):
-        raise ReaderError(f"{path}: column {name!r} holds values of {stored}, which dtype='bool' cannot hold")
+    if requested_dtype is not None and requested_dtype.kind == "b" and not types.is_boolean(kind):
+        raise ReaderError(f"{path}: column {name!r} holds values of {stored_type}, which dtype='bool' cannot hold")
 
 
 def count_values(lists: Any) -> np.ndarray:
@@ -76,16 +76,16 @@ def count_values(lists: Any) -> np.ndarray:
 
 def pad_lists(lists: Any, counts: np.ndarray, width: int) -> Any:
     """The values of all rows, padded with missing values to `width` values a row."""
-    flat = lists.flatten()
+    flat_values = lists.flatten()
     if (counts == width).all():
-        return flat
+        return flat_values
     # With rows [1], [2, 3] and width 2: starts 0, 1; padded indices of 1, 2, 3: 0, 2, 3; the result takes the values
-    # 0, none, 1, 2 of `flat`.
-    starts = np.cumsum(counts) - counts  # the index of each row's first value in `flat`
-    padded_indices = np.arange(len(flat)) + np.repeat(np.arange(len(counts)) * width - starts, counts)
+    # 0, none, 1, 2 of `flat_values`.
+    starts = np.cumsum(counts) - counts  # the index of each row's first value in `flat_values`
+    padded_indices = np.arange(len(flat_values)) + np.repeat(np.arange(len(counts)) * width - starts, counts)
     flat_indices, is_padding = np.zeros(len(counts) * width, np.int64), np.ones(len(counts) * width, bool)
-    flat_indices[padded_indices], is_padding[padded_indices] = np.arange(len(flat)), False
-    return flat.take(pa.array(flat_indices, mask=is_padding))
+    flat_indices[padded_indices], is_padding[padded_indices] = np.arange(len(flat_values)), False
+    return flat_values.take(pa.array(flat_indices, mask=is_padding))
 
 
 def view_bytes(column: Any, dtype: np.dtype) -> Any:
@@ -102,8 +102,8 @@ def view_bytes(column: Any, dtype: np.dtype) -> Any:
         raise ValueError(
             f"expected bytes of whole numbers of {dtype}, {dtype.itemsize} each; found {np.diff(offsets)[row]} bytes"
         )
-    whole = np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8)
-    numbers = whole[offsets[0] : offsets[-1]].copy().view(dtype)
+    byte_array = np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8)
+    numbers = byte_array[offsets[0] : offsets[-1]].copy().view(dtype)
     return pa.LargeListArray.from_arrays(pa.array((offsets - offsets[0]) // dtype.itemsize), pa.array(numbers))
 
 
@@ -118,21 +118,21 @@ def convert_values(column: Any, kind: Any, largest: float) -> Any:
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     try:
-        found = _cast(column, kind)
+        converted = _cast(column, kind)
     except pa.ArrowInvalid:
         # The shortest beginning of the column that cannot be converted ends with the first wrong value.
         index = bisect.bisect_left(range(len(column)), True, key=lambda last: not _can_cast(column[: last + 1], kind))
         value = column[index].as_py()
         raise Unfit(index, _describe_unfit(value, kind)) from None
     if pa.types.is_floating(kind) and not _is_within(column.type, largest):
-        numbers = found.fill_null(0).to_numpy(zero_copy_only=False).astype(np.float64)
-        too_large = np.abs(numbers) > largest
-        if too_large.any():
-            for index in np.flatnonzero(too_large).tolist():
+        numbers = converted.fill_null(0).to_numpy(zero_copy_only=False).astype(np.float64)
+        is_too_large = np.abs(numbers) > largest
+        if is_too_large.any():
+            for index in np.flatnonzero(is_too_large).tolist():
                 value = column[index].as_py()
                 if np.isfinite(float(value)):  # an infinity stays an infinity
                     raise Unfit(index, f"{value} is too large for its dtype; give a wider one with dtype=")
-    return found
+    return converted
 
 
 def _cast(column: Any, kind: Any) -> Any:

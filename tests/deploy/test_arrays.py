@@ -137,13 +137,15 @@ def test_where_an_array_is(fakes, tmp_path, tasks, phase, words, code):
 
 @pytest.mark.parametrize("task", ["task-4294967294", "task-2", "task-%a"])
 def test_an_array_is_found_by_its_number_from_any_folder(fakes, tmp_path, task):
-    """The output that Slurm names is that of one task."""
+    """The output that Slurm names is that of one task. A task is found by its own number."""
     (tmp_path / "task-1").mkdir()
     array = shown("0", "COMPLETED") + f"   StdOut={tmp_path}/task-1/{task}/output\n"
     for text, folder in ((array, tmp_path / "task-1"), (array.replace("Array", ""), tmp_path / "task-1" / task)):
         (tmp_path / "said").write_text(text)
         fakes.add("scontrol", f"cat {tmp_path}/said")
         assert slurm.find_job("12").folder == str(folder)
+    (tmp_path / "said").write_text(array)
+    assert slurm.find_job("10").folder == str(tmp_path / "task-1" / task), "of task 0 only"
 
 
 def test_the_output_of_tasks_is_told_apart(tmp_path):

@@ -51,7 +51,7 @@ def test_a_rank_that_is_behind_reads_what_was_saved_in_a_folder_that_rank_0_has_
     numbers.update(here=1, there=1)
     note(made, removed=True)
     shutil.rmtree(made)
-    note(moved, removed=True, to=str(tmp_path / "new"))
+    note(moved, removed=True, new_path=str(tmp_path / "new"))
     moved.rename(tmp_path / "new")
     for path in (folder / model for folder in (made, moved) for model in ("model", "inner/model")):
         assert Path(there.find_before(str(path))).read_text() == "saved for all"
@@ -64,7 +64,7 @@ def test_a_failed_move_does_not_count(tmp_path, ends):
     source.mkdir()
     for path in (source / "file", target):
         path.write_text("as it was")
-    note(source, removed=True, to=str(target))  # a folder cannot replace a file
+    note(source, removed=True, new_path=str(target))  # a folder cannot replace a file
     note(target)
     target.write_text("changed")
     assert there.find_before(str(source / "file")) is None
@@ -94,7 +94,7 @@ def test_the_oldest_note_has_the_old_content(tmp_path, ends):
     folder = tmp_path / "folder"
     folder.mkdir()
     (folder / "file").write_text("as it was")
-    note(folder, removed=True, to=str(tmp_path / "new"))
+    note(folder, removed=True, new_path=str(tmp_path / "new"))
     folder.rename(tmp_path / "new")
     note(folder / "file")  # and the script fails to write it: there is no folder
     assert Path(there.find_before(str(folder / "file"))).read_text() == "as it was"
@@ -115,7 +115,7 @@ def test_a_rank_sees_what_was_there_until_it_comes_to_that_place(ends, tmp_path)
     os.mkfifo(tmp_path / "pipe")
     note(tmp_path / "pipe")
     assert there.find_before(str(tmp_path / "pipe")) is None
-    note(moved, removed=True, to=moved + "-to")
+    note(moved, removed=True, new_path=moved + "-to")
     assert there.find_before(moved) is None, "it is still there"
     os.rename(moved, moved + "-to")
     with open(old, "w") as file:

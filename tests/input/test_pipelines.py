@@ -3,7 +3,9 @@
 One process makes the slices of all ranks, one after the other.
 """
 
+import itertools
 import statistics
+import threading
 import time
 
 import keras
@@ -172,6 +174,11 @@ PIPELINES = {
             for size in (6, 4)
         )
     ).map(lambda image, mask: (image / 255.0, mask > 9)),
+    "datasets that are dropped": lambda at: tf.data.Dataset.zip(
+        paths(at).map(load).batch(BATCH),
+        tf.data.Dataset.range(ROWS).map(lambda i: tf.data.Dataset.range(i).filter(lambda k: k > 2)),
+        tf.data.Dataset.range(ROWS).map(lambda i: tf.data.Dataset.range(i + 1).repeat()),
+    ).map(lambda row, *dropped: (row[0] / 2, row[1])),
     "batches with their numbers": lambda at: words(at).padded_batch(BATCH).enumerate().prefetch(1),
     "batches of other lengths": lambda at: tf.data.Dataset.zip((paths(at).map(load).batch(6), paths(at).batch(4))),
     "arrays, batch, map": lambda at: tf.data.Dataset.from_tensor_slices(np.arange(5.0)).batch(2).map(tf.math.sin),
@@ -239,6 +246,48 @@ def test_each_rank_works_on_its_rows(name, ranks, files):
                 assert same(pad_alike(batch._rows, whole, source.batches.pads), rows)
         digests = [[batch.ticket_digest for batch in taken] for taken in of_ranks]
         assert all(of_rank == digests[0] for of_rank in digests)
+
+
+DIGESTED = {
+    "a draw": lambda batch: batch.map(lambda row: (row, tf.random.uniform([], seed=3))),
+    "a draw, cached": lambda batch: batch.map(lambda row: (row, tf.random.uniform([], seed=3))).cache(),
+    "zipped": lambda batch: tf.data.Dataset.zip(tf.data.Dataset.range(ROWS).batch(BATCH), batch.cache()),
+}
+
+
+@pytest.mark.parametrize("name", DIGESTED)
+def test_other_rows_of_a_padded_batch_have_another_digest(name):
+    def digest(first):
+        tf.random.set_seed(3)
+        rows = tf.data.Dataset.range(first, first + BATCH).map(
+            lambda at: tf.ones([at % 5 + 1]) * tf.cast(at, tf.float32)
+        )
+        source = shared_batches.find_source(DIGESTED[name](rows.padded_batch(BATCH)))
+        return batches.find_shared_batches(source.iterate(tf.data.Dataset.__iter__)).take().ticket_digest
+
+    assert digest(0) == digest(0) != digest(5)
+
+
+def test_python_in_a_parallel_map_of_batches_is_called_in_order():
+    """It takes nothing of the batch, so results would depend on the order of calls, and differ between ranks."""
+    begun, second_begins = itertools.count(), threading.Event()
+
+    def number():
+        mine = next(begun)
+        if mine == 1:
+            second_begins.set()
+        if mine == 0 and second_begins.wait(1):
+            time.sleep(0.1)  # the second call, which runs at the same time, ends first
+        ended.append(mine)
+        return np.int64(mine)
+
+    ended, options = [], tf.data.Options()
+    options.threading.private_threadpool_size = 4
+    rows = tf.data.Dataset.range(16).map(tf.square).batch(2)
+    dataset = rows.map(lambda row: (row, tf.numpy_function(number, [], tf.int64)), 4).with_options(options)
+    source = shared_batches.find_source(dataset)
+    assert [int(at) for _, at in source.iterate(tf.data.Dataset.__iter__)] == list(range(8))
+    assert ended == list(range(8))
 
 
 def measure_core_seconds(function):

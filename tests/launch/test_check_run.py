@@ -204,17 +204,18 @@ def test_a_script_that_uses_what_lies_above_the_folder_is_told_that_it_is_not_th
 
 @pytest.mark.parametrize("options, is_elsewhere", [([], False), (["--host", "localhost:2"], True)])
 def test_copies_lie_where_all_hosts_see_them(tmp_path, monkeypatch, options, is_elsewhere):
-    """All hosts get the variable that names them, too, and no run gets the saved state of the user."""
-    calls = []
-    monkeypatch.setattr(check_run, "check_script", lambda *given: calls.append((given, os.environ.get("MATEX_STATE"))))
-    monkeypatch.setenv("MATEX_STATE", str(tmp_path / "state"))
+    """All hosts get the variable that names them, too, and no run gets the files of the user's own runs."""
+    calls, names = [], {"MATEX_STATE", "MATEX_RECORD", "MATEX_TIMELINE", "MATEX_LOG_DIR"}
+    monkeypatch.setattr(check_run, "check_script", lambda *given: calls.append((given, names & os.environ.keys())))
+    for name in names:
+        monkeypatch.setenv(name, str(tmp_path / "own"))
     for name in mpirun_options.ALLOCATIONS:
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "x.py").touch()
     assert not cli.main(["run", "--check", *options, str(tmp_path / "x.py")])
-    [((_, _, _, together, *_, parent), state)] = calls
-    assert parent == (cache.find_cache_folder() if is_elsewhere else None) and state is None
-    assert ("MATEX_CHECK" in together) == is_elsewhere and "MATEX_STATE" not in together
+    [((_, _, _, together, *_, parent), left)] = calls
+    assert parent == (cache.find_cache_folder() if is_elsewhere else None) and not left
+    assert ("MATEX_CHECK" in together) == is_elsewhere and not names & set(together)
 
 
 def test_what_check_is_asked():

@@ -49,6 +49,9 @@ def test_a_plan_is_simulated_with_each_what_if_and_with_all(plan, capsys, tmp_pa
     assert table.count("as planned") == 2
     code, table, _ = said(capsys, plan, "--ranks", "8", "--what", "link=ethernet1", "--what", "link=ethernet10")
     assert code == 0 and "link=ethernet10" in table and "all of these" not in table, "they exclude each other"
+    words = ("--what", "servers=4", "--what", "pull=ibatch", "--what", "servers=8")
+    code, table, _ = said(capsys, plan, "--ranks", "8", *words)
+    assert code == 0 and "pull=ibatch servers=4" in table and "pull=ibatch servers=8" in table
     assert any(row["name"] == "compute" for row in json.loads(path.read_text())["traceEvents"])
 
 

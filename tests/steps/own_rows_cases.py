@@ -310,5 +310,10 @@ if not alone:
     wrong("wrong: number of rows", fixed)
     wrong("wrong: compiled", lambda: tf.function(lambda: next(iterator)[0], jit_compile=True)())
     wrong("wrong: constant", tf.function(lambda: tf.constant(own(MINE)[0])))
+    v1 = tf.compat.v1.data
+    wrong("wrong: one shot", tf.function(lambda: v1.make_one_shot_iterator(make_data()).get_next()[0]))
+    wrong("wrong: within", tf.function(lambda: next(iter(make_data()))[0]))
+    old = v1.Iterator.from_structure(v1.get_output_types(make_data()), v1.get_output_shapes(make_data()))
+    wrong("wrong: initializer", lambda: old.make_initializer(make_data()))
     wrong("wrong: reduce", lambda: reduce(rows.batch(6).map(lambda x, y: (tf.cast(y[:, 0], tf.int64), y))))
 np.savez(f"{folder}/{'alone' if alone else rank}", **found)

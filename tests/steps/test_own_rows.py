@@ -55,6 +55,9 @@ def test_a_rank_predicts_its_own_rows(found, name):
         ("number of rows", "UnsupportedError"),
         ("compiled", "UnsupportedError"),
         ("constant", "UnsupportedError"),
+        ("one shot", "made within a function"),
+        ("within", "made within a function"),
+        ("initializer", "initializes an iterator"),
         ("reduce", "UnsupportedError"),
     ],
 )

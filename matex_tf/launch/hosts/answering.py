@@ -32,8 +32,8 @@ def make_reach_command(mpirun: str, options: Sequence[str], host: Host) -> list[
 
 def ask_hosts(hosts: Sequence[Host], mpirun: str, options: Sequence[str]) -> dict[str, subprocess.Popen]:
     """Start a process for each of `hosts` except this one, keyed by host name. It succeeds once the host answers."""
-    allowed = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM") if os.geteuid() == 0 else ()
-    environment = {**os.environ, **dict.fromkeys(allowed, "1")}
+    root_variables = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM") if os.geteuid() == 0 else ()
+    environment = {**os.environ, **dict.fromkeys(root_variables, "1")}
     # This process blocks signals, SIGTERM among them, while the run's mpirun runs. A child would inherit that, and
     # `end_children` could not end it by SIGTERM. So the child starts with no signal blocked.
     prepare = child_process.make_preparation((), os.getpid())

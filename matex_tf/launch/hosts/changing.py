@@ -48,11 +48,11 @@ class Changes:
 
     def note_step(self) -> float:
         """Note the first step of an attempt. Returns the seconds of the change that it completes; 0 if none."""
-        applied, self._pending = self._pending, None
-        if applied is None:
+        applied_change, self._pending = self._pending, None
+        if applied_change is None:
             return 0.0
-        seconds = applied.change.saving_seconds + time.monotonic() - applied.left_at
-        change = applied.change
+        seconds = applied_change.change.saving_seconds + time.monotonic() - applied_change.left_at
+        change = applied_change.change
         self._say(f"--adapt: {change.what} from {change.saved_at} on: {change.why}. The change took {seconds:.1f} s")
         self.offer = replace(self.offer, restart_seconds=seconds)
         return seconds
@@ -65,11 +65,11 @@ class Changes:
         If the change undoes the last one, the attempt before that one is made again. If it drops a rank of a host that
         is not listed, nothing changes. Else `make_attempt` returns the new attempt.
         """
-        last = self._last
+        last_change = self._last
         self.forget_last()
-        if change.undoes and last is not None:
-            self._pending = _AppliedChange(change, attempt, left_at, last.reduced_host)
-            return self._undo_change(last, attempt)
+        if change.undoes and last_change is not None:
+            self._pending = _AppliedChange(change, attempt, left_at, last_change.reduced_host)
+            return self._undo_change(last_change, attempt)
         self._pending = None
         # The ranks name the host that loses a rank by its own name, the options by any name that reaches the host.
         reduced_host = self._places.find_host(change.dropped_host) if change.dropped_host else None
@@ -81,43 +81,46 @@ class Changes:
             self._places.drop_rank(reduced_host)
         next_attempt = make_attempt(change)
         if next_attempt.ranks != change.ranks:  # the hosts have changed since the offer
-            what = offers.describe_ranks(next_attempt.ranks, attempt.ranks)
-            change = replace(change, ranks=next_attempt.ranks, what=what)
+            ranks_text = offers.describe_ranks(next_attempt.ranks, attempt.ranks)
+            change = replace(change, ranks=next_attempt.ranks, what=ranks_text)
         self._pending = _AppliedChange(change, attempt, left_at, reduced_host)
         if not change.is_forced:  # offer to undo the change
             self._last = self._pending
-            former = "the former strategy"
+            former_text = "the former strategy"
             if change.strategy is None:
-                former = offers.describe_ranks(attempt.ranks, next_attempt.ranks)
-            before = change.step_seconds_before
-            self.offer = replace(self.offer, step_seconds_before=before, undo_text=f"{former} again")
+                former_text = offers.describe_ranks(attempt.ranks, next_attempt.ranks)
+            seconds_before = change.step_seconds_before
+            self.offer = replace(self.offer, step_seconds_before=seconds_before, undo_text=f"{former_text} again")
         return next_attempt
 
-    def _undo_change(self, last: _AppliedChange, attempt: Attempt) -> Attempt:
-        """Return to the attempt before the change `last`, which had led to `attempt`. It is not offered again."""
-        if last.change.strategy is not None:  # another strategy
+    def _undo_change(self, last_change: _AppliedChange, attempt: Attempt) -> Attempt:
+        """Return to the attempt before `last_change`, which had led to `attempt`. It is not offered again."""
+        if last_change.change.strategy is not None:  # another strategy
             self.offer = replace(self.offer, may_choose=False)
-        elif last.reduced_host is not None:  # one rank less on a slow host, which must not lose a rank again
-            self._places.restore_rank(last.reduced_host)
-            self.offer = replace(self.offer, kept_hosts=[*self.offer.kept_hosts, last.change.dropped_host])
+        elif last_change.reduced_host is not None:  # one rank less on a slow host, which must not lose a rank again
+            self._places.restore_rank(last_change.reduced_host)
+            self.offer = replace(self.offer, kept_hosts=[*self.offer.kept_hosts, last_change.change.dropped_host])
         else:  # other hosts: the added ones are not used again
-            self._places.exclude_hosts(attempt.hosts, last.before.hosts)
-        return self._places.make_attempt(last.before.hosts, last.before.strategy)
+            self._places.exclude_hosts(attempt.hosts, last_change.before.hosts)
+        return self._places.make_attempt(last_change.before.hosts, last_change.before.strategy)
 
-    def give_up_change(self, why: str) -> Attempt | None:
+    def give_up_change(self, reason: str) -> Attempt | None:
         """The next attempt if the run ended before the first step after a change; else None."""
-        applied = self._pending
+        applied_change = self._pending
         # A forced change, for which the ranks had to leave their hosts, cannot be taken back.
-        if applied is None or applied.change.is_forced:
+        if applied_change is None or applied_change.change.is_forced:
             return None
         self._pending = None
         self.forget_last()
-        if applied.reduced_host is not None and applied.change.undoes:  # the change gave the rank back
-            self._places.drop_rank(applied.reduced_host)
-        elif applied.reduced_host is not None:
-            self._places.restore_rank(applied.reduced_host)
-        self._say(f"--adapt: {applied.change.what}: the run ended before its first step ({why}); continuing as before")
-        return self._places.keep_hosts(applied.before)
+        if applied_change.reduced_host is not None and applied_change.change.undoes:  # the change gave the rank back
+            self._places.drop_rank(applied_change.reduced_host)
+        elif applied_change.reduced_host is not None:
+            self._places.restore_rank(applied_change.reduced_host)
+        self._say(
+            f"--adapt: {applied_change.change.what}: the run ended before its first step ({reason}); continuing as "
+            "before"
+        )
+        return self._places.keep_hosts(applied_change.before)
 
     def forget_last(self) -> None:
         """The last change can no longer be undone."""

@@ -69,16 +69,16 @@ class Places:
         self.follows_files, self._excluded, self._former = False, set(), {}
         return self.make_attempt(self.known, attempt.strategy)
 
-    def exclude_hosts(self, hosts: Sequence[Host], before: Sequence[Host]) -> None:
-        """Undo a change of the hosts from `before` to `hosts`: never again use the added hosts.
+    def exclude_hosts(self, hosts: Sequence[Host], hosts_before: Sequence[Host]) -> None:
+        """Undo a change of the hosts from `hosts_before` to `hosts`: never again use the added hosts.
 
         A host in both lists whose number of slots changed gets its former slots, as long as the host files list it with
-        the new slots, and all hosts of `before` are usable. For example, from a with 2 slots to a and b with 4 each: b
-        is not used again, and a counts as 2 slots.
+        the new slots, and all `hosts_before` are usable. For example, from a with 2 slots to a and b with 4 each: b is
+        not used again, and a counts as 2 slots.
         """
-        former = {host.name: host for host in before}
-        self._excluded |= {host.name for host in hosts} - former.keys()
-        self._former |= {host: former for host in hosts if host.name in former and host not in before}
+        former_hosts = {host.name: host for host in hosts_before}
+        self._excluded |= {host.name for host in hosts} - former_hosts.keys()
+        self._former |= {host: former_hosts for host in hosts if host.name in former_hosts and host not in hosts_before}
 
     def find_answering(self) -> list[Host]:
         """The known hosts that can be reached."""
@@ -87,8 +87,8 @@ class Places:
     def describe_lost_hosts(self) -> str:
         """A message about hosts that do not answer; "" if all answer, or there is only one."""
         answering_hosts = self.find_answering() if len(self.known) > 1 else self.known
-        lost = [host.name for host in self.known if host not in answering_hosts]
-        return f"no answer from {', '.join(lost)}: down, or cut off" if lost else ""
+        lost_names = [host.name for host in self.known if host not in answering_hosts]
+        return f"no answer from {', '.join(lost_names)}: down, or cut off" if lost_names else ""
 
     def find_host(self, name: str) -> str | None:
         """The listed name of the host that calls itself `name`; "" if no hosts are listed, None if it is not found."""
@@ -109,35 +109,36 @@ class Places:
         """The number of used slots of `host`. Each dropped rank frees the slots of one rank."""
         return host.slots - self._dropped_ranks[host.name] * self._requested_slots // self.first.ranks
 
-    def make_attempt(self, usable: Sequence[Host], strategy: str = "") -> Attempt:
-        """The attempt on the `usable` hosts, without dropped ranks; a host that keeps no rank is left out."""
-        usable = [host for host in usable if host.name not in self._excluded] or usable  # all, if all are excluded
-        names = {host.name for host in usable}
+    def make_attempt(self, usable_hosts: Sequence[Host], strategy: str = "") -> Attempt:
+        """The attempt on the `usable_hosts`, without dropped ranks; a host that keeps no rank is left out."""
+        # All, if all are excluded.
+        usable_hosts = [host for host in usable_hosts if host.name not in self._excluded] or usable_hosts
+        names = {host.name for host in usable_hosts}
 
         def restore_slots(host: Host) -> Host:
             """`host` with its slots before an undone change (`exclude_hosts`)."""
-            former = self._former.get(host)
-            return former[host.name] if former and former.keys() <= names else host
+            former_hosts = self._former.get(host)
+            return former_hosts[host.name] if former_hosts and former_hosts.keys() <= names else host
 
-        hosts = [restore_slots(host) for host in usable]
+        hosts = [restore_slots(host) for host in usable_hosts]
         if not self._requested_slots:  # the options list no hosts
             return Attempt(max(self.first.ranks - self._dropped_ranks.total(), 1), self.first.options, strategy, hosts)
         ranks = self._share_ranks(hosts)  # by host name
-        used = list(hosts)  # the hosts that keep a rank, with their listed slots
-        slots = list(hosts)  # the same hosts, with the slots for mpirun
+        used_hosts = list(hosts)  # the hosts that keep a rank, with their listed slots
+        mpirun_hosts = list(hosts)  # the same hosts, with the slots for mpirun
         if any(self._dropped_ranks[host.name] for host in hosts):
-            remaining = {host.name: max(ranks[host.name] - self._dropped_ranks[host.name], 0) for host in hosts}
-            ranks = remaining if any(remaining.values()) else ranks  # a run needs a rank
-            used = [host for host in hosts if ranks[host.name]]
+            remaining_ranks = {host.name: max(ranks[host.name] - self._dropped_ranks[host.name], 0) for host in hosts}
+            ranks = remaining_ranks if any(remaining_ranks.values()) else ranks  # a run needs a rank
+            used_hosts = [host for host in hosts if ranks[host.name]]
             # As many slots as ranks: mpirun then starts that number on each host, in any order of filling.
-            slots = [Host(host.name, ranks[host.name]) for host in used]
-        total, options, family = sum(ranks.values()), self.first.options, self.mpirun.family
-        if slots == self.known and self._options_list_known:  # the user's options need no change
-            return Attempt(total, options, strategy, used)
-        options = host_lists.replace_hosts(options, slots, family)
-        if total > sum(host.slots for host in slots) and family == OPENMPI:
+            mpirun_hosts = [Host(host.name, ranks[host.name]) for host in used_hosts]
+        total_ranks, options, family = sum(ranks.values()), self.first.options, self.mpirun.family
+        if mpirun_hosts == self.known and self._options_list_known:  # the user's options need no change
+            return Attempt(total_ranks, options, strategy, used_hosts)
+        options = host_lists.replace_hosts(options, mpirun_hosts, family)
+        if total_ranks > sum(host.slots for host in mpirun_hosts) and family == OPENMPI:
             options = [*host_lists.drop_options(options, ["map-by"]), *list_oversubscribe_options(self.mpirun)]
-        return Attempt(total, options, strategy, used)
+        return Attempt(total_ranks, options, strategy, used_hosts)
 
     def _share_ranks(self, hosts: Sequence[Host]) -> dict[str, int]:
         """The number of ranks by host name, in proportion to slots; at least one rank in all.
@@ -145,6 +146,6 @@ class Places:
         To round host by host could change the sum. So a host gets the rounded number of ranks for all hosts up to and
         including itself, less that number for the hosts before it.
         """
-        slots = accumulate(host.slots for host in hosts)
-        sums = [max(self.first.ranks * count // self._requested_slots, 1) for count in slots]
-        return {host.name: end - start for host, start, end in zip(hosts, [0, *sums], sums)}
+        slot_sums = accumulate(host.slots for host in hosts)
+        rank_sums = [max(self.first.ranks * slot_sum // self._requested_slots, 1) for slot_sum in slot_sums]
+        return {host.name: end - start for host, start, end in zip(hosts, [0, *rank_sums], rank_sums)}

@@ -104,22 +104,26 @@ class Watch:
 
         An offer with a `reason_to_leave` makes the ranks leave at once; otherwise they leave only if that saves time.
         """
-        previous, self._listed = self._listed, list(self._places.read_hosts())
-        if previous != self._listed:
+        previous_hosts, self._listed = self._listed, list(self._places.read_hosts())
+        if previous_hosts != self._listed:
             self._listed_since = now
             return  # the file may be incomplete while it is written
         self._query_hosts(now)
-        usable = self._list_usable()
-        ranks = self._places.make_attempt(usable).ranks if usable else self._attempt.ranks
-        slots = {host.name: host.slots for host in self._listed}
+        usable_hosts = self._list_usable()
+        ranks = self._places.make_attempt(usable_hosts).ranks if usable_hosts else self._attempt.ranks
+        slots_by_host = {host.name: host.slots for host in self._listed}
         # The ranks must leave these hosts: the host files no longer list them, or list fewer slots than the run uses.
-        reduced = [host for host in self._attempt.hosts if self._places.count_used(host) > slots.get(host.name, 0)]
-        if reduced and len(usable) < len(self._listed) and now - self._listed_since < answering.SECONDS:
+        reduced_hosts = [
+            host for host in self._attempt.hosts if self._places.count_used(host) > slots_by_host.get(host.name, 0)
+        ]
+        if reduced_hosts and len(usable_hosts) < len(self._listed) and now - self._listed_since < answering.SECONDS:
             # Some listed hosts have not answered yet, but have had less time than hosts get to answer. An offer now
             # would make the ranks leave without these hosts, and restart a second time once they answer.
             return
-        reasons = [f"{host.name} has {slots.get(host.name, 0)} of {host.slots} slots left" for host in reduced]
-        reason = ", ".join(reasons) if usable else ""  # without a usable host, the ranks cannot go anywhere
+        reasons = [
+            f"{host.name} has {slots_by_host.get(host.name, 0)} of {host.slots} slots left" for host in reduced_hosts
+        ]
+        reason = ", ".join(reasons) if usable_hosts else ""  # without a usable host, the ranks cannot go anywhere
         # `Changes.offer` has the parts of an offer that earlier changes determine, such as a change that may be undone.
         offer = replace(self._changes.offer, ranks=ranks, restart_seconds=self._restart_seconds, reason_to_leave=reason)
         if offer != self._offer:
@@ -132,12 +136,12 @@ class Watch:
         A query is a process that succeeds if it reaches the host. It is ended after `answering.SECONDS`, and repeated
         `QUERY_INTERVAL` after its start. This host needs no query.
         """
-        listed = {host.name for host in self._listed}
-        self._answered &= listed  # a host that is listed again is queried again
-        answering.end_children(self._queries.pop(name)[0] for name in self._queries.keys() - listed)
-        absent = [host for host in self._listed if host.name not in self._answered]
-        self._answered |= {host.name for host in absent if host_lists.is_here(host)}
-        for host in absent:
+        listed_names = {host.name for host in self._listed}
+        self._answered &= listed_names  # a host that is listed again is queried again
+        answering.end_children(self._queries.pop(name)[0] for name in self._queries.keys() - listed_names)
+        absent_hosts = [host for host in self._listed if host.name not in self._answered]
+        self._answered |= {host.name for host in absent_hosts if host_lists.is_here(host)}
+        for host in absent_hosts:
             child, started_at = self._queries.get(host.name, (None, -QUERY_INTERVAL))  # not queried yet: query at once
             if child is not None and child.poll() == 0:
                 self._answered.add(host.name)

@@ -72,13 +72,14 @@ def _draw_run(state: WatchedState, height: int) -> RenderableType:
     return Group(*display, *([Text(state.job_text)] if state.job_text else []))
 
 
-def _write_metrics(watch: JobWatch, target: Path, once: bool) -> int:
-    """Rewrite `target` every 15 s while ranks run, or once.
+def _write_metrics(watch: JobWatch, metrics_path: Path, once: bool) -> int:
+    """Rewrite `metrics_path` every 15 s while ranks run, or once.
 
     The file is removed at the end of the run or of this command, so that old figures do not appear current. While the
     job waits for a restart, the file stays unchanged.
     """
-    temporary = target.with_name(f"{target.name}.{os.getpid()}.part")  # node exporter reads files that end in .prom
+    # The node exporter reads files that end in .prom.
+    temporary_path = metrics_path.with_name(f"{metrics_path.name}.{os.getpid()}.part")
     last_text = ""
     try:
         while True:
@@ -86,16 +87,16 @@ def _write_metrics(watch: JobWatch, target: Path, once: bool) -> int:
             if state.job_text not in ("", last_text):  # no rank runs, for this reason
                 last_text = state.job_text
                 print(f"matex top: {last_text}", file=sys.stderr, flush=True)
-            if state.run is not None and not (state.job_text and target.exists()):
-                temporary.write_text(format_metrics(state.run))
-                temporary.replace(target)
+            if state.run is not None and not (state.job_text and metrics_path.exists()):
+                temporary_path.write_text(format_metrics(state.run))
+                temporary_path.replace(metrics_path)
             if once or state.is_over:
                 return 0
             time.sleep(_METRICS_PAUSE)
     finally:
-        temporary.unlink(missing_ok=True)
+        temporary_path.unlink(missing_ok=True)
         if not once:
-            target.unlink(missing_ok=True)
+            metrics_path.unlink(missing_ok=True)
 
 
 @click.command("report", short_help="Make one HTML page of recorded runs, or of a search.")
@@ -116,22 +117,22 @@ def write_report(runs: tuple[str, ...], namespace: str, output: str | None, plan
     """
     try:
         folders = [find_run_folder(run, namespace) for run in runs]
-        target = Path(output or os.path.join(folders[0], "report.html" if len(folders) == 1 else "runs.html"))
-        if searches := [folder for folder in folders if search_page.is_search(Path(folder))]:
+        page_path = Path(output or os.path.join(folders[0], "report.html" if len(folders) == 1 else "runs.html"))
+        if search_folders := [folder for folder in folders if search_page.is_search(Path(folder))]:
             if plan:
                 raise click.UsageError("--plan goes with the report of a run; this is a search")
             if len(folders) > 1:
-                raise click.UsageError(f"{searches[0]} is a search, which has a page of its own; name it alone")
-            target.write_text(search_page.format_page(Path(folders[0])))
-            print(target)
+                raise click.UsageError(f"{search_folders[0]} is a search, which has a page of its own; name it alone")
+            page_path.write_text(search_page.format_page(Path(folders[0])))
+            print(page_path)
             return 0
         runs_read = [_open_run(folder) for folder in folders]
         predictions = [_describe_prediction(run, plan) for run in runs_read] if plan else []
-        target.write_text(page.format_page(*runs_read, predictions=predictions))
+        page_path.write_text(page.format_page(*runs_read, predictions=predictions))
     except (recording.RecordingError, plan_file.PlanFileError, NoSearchError, DatabaseError, OSError) as error:
         print(f"matex report: {error}", file=sys.stderr)
         return 1
-    print(target)
+    print(page_path)
     return 0
 
 

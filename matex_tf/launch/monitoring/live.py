@@ -42,24 +42,24 @@ def show_picture(folder: str) -> Iterator[None]:
         tty.setraw(writer)  # pass all bytes unchanged
         # The pseudo-terminal gets the size of the window.
         fcntl.ioctl(writer, termios.TIOCSWINSZ, fcntl.ioctl(1, termios.TIOCGWINSZ, bytes(8)))
-        replaced = [1, *([2] if os.isatty(2) else [])]  # descriptors that lead to the pseudo-terminal
+        replaced_descriptors = [1, *([2] if os.isatty(2) else [])]  # descriptors that lead to the pseudo-terminal
     else:
         reader, writer = os.pipe()
-        replaced = []
+        replaced_descriptors = []
     child = subprocess.Popen(
         [sys.executable, "-m", "matex_tf.launch.monitoring.live", folder, str(reader)], pass_fds=[reader],
-        stdin=subprocess.DEVNULL, stdout=None if replaced else 2,
+        stdin=subprocess.DEVNULL, stdout=None if replaced_descriptors else 2,
     )  # fmt: skip
     os.close(reader)
-    originals = [os.dup(descriptor) for descriptor in replaced]
-    for descriptor in replaced:
+    originals = [os.dup(descriptor) for descriptor in replaced_descriptors]
+    for descriptor in replaced_descriptors:
         os.dup2(writer, descriptor)
     try:
         yield
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        for descriptor, original in zip(replaced, originals):
+        for descriptor, original in zip(replaced_descriptors, originals):
             os.dup2(original, descriptor)
             os.close(original)
         os.close(writer)
@@ -75,8 +75,8 @@ def draw_while(folder: str, source: int, console: Console, splitter: LineSplitte
     next_draw_at = 0.0
     with Live(console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live:
         while True:
-            ready = select.select([source], [], [], max(next_draw_at - time.monotonic(), 0))[0]
-            if ready:
+            ready_sources = select.select([source], [], [], max(next_draw_at - time.monotonic(), 0))[0]
+            if ready_sources:
                 chunk = _read_chunk(source)
                 if not chunk:
                     break
@@ -84,11 +84,11 @@ def draw_while(folder: str, source: int, console: Console, splitter: LineSplitte
                     console.print(*map(_make_text, lines), sep="\n", soft_wrap=True)
             # The display is drawn again every second; the incomplete last line above it changes with each output.
             is_due = time.monotonic() >= next_draw_at
-            if ready or is_due:
+            if ready_sources or is_due:
                 if is_due:
                     display, next_draw_at = _draw_picture(folder, console.height // 2), time.monotonic() + _PAUSE
-                unfinished = [_make_text(splitter.rest)] if splitter.rest.strip() else []
-                live.update(Group(*unfinished, display), refresh=True)
+                unfinished_lines = [_make_text(splitter.rest)] if splitter.rest.strip() else []
+                live.update(Group(*unfinished_lines, display), refresh=True)
         live.update(Group(_make_text(splitter.rest), _draw_picture(folder, console.height // 2)), refresh=True)
 
 

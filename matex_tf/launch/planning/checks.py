@@ -78,11 +78,11 @@ def check_request(request: PlanRequest) -> None:
     if request.batches and len(choose_sizes(request.ranks, request.copies)) < 2:
         raise click.UsageError("--batch needs slices of several sizes: name more --ranks than 1")
     check_names(request.hosts, 2, "a link is between two")
-    limit, least = choose_memory(request), measured_steps.read_resident_bytes("VmRSS")
-    if limit and limit < least:
+    limit_bytes, min_bytes = choose_memory(request), measured_steps.read_resident_bytes("VmRSS")
+    if limit_bytes and limit_bytes < min_bytes:
         raise click.UsageError(
-            f"{'--memory' if request.memory else 'MATEX_MEMORY'} gives a rank {limit / 2**20:.3g} MiB, and Python "
-            f"takes more than {least / 2**20:.0f} MiB before it imports TensorFlow"
+            f"{'--memory' if request.memory else 'MATEX_MEMORY'} gives a rank {limit_bytes / 2**20:.3g} MiB, and "
+            f"Python takes more than {min_bytes / 2**20:.0f} MiB before it imports TensorFlow"
         )
 
 
@@ -103,20 +103,20 @@ def check_hosts(hosts: Sequence[str], launch: Launch) -> None:
         return
     failure = f"--host {','.join(hosts)}: no rank can be started on each of these"
     try:
-        code, _, complaint = run_ranks(len(hosts), _IDLE_TARGET, place_on_hosts(hosts, 1), launch)
+        code, _, error_output = run_ranks(len(hosts), _IDLE_TARGET, place_on_hosts(hosts, 1), launch)
     except subprocess.TimeoutExpired as error:
         raise click.UsageError(f"{failure}: they had not ended after {error.timeout:.0f} s") from None
     except OSError as error:
         raise click.UsageError(f"{failure}: {error}") from None
     if code:
-        raise click.UsageError(f"{failure} (exit code {code}). mpirun says:\n{complaint.strip()[-1000:]}")
+        raise click.UsageError(f"{failure} (exit code {code}). mpirun says:\n{error_output.strip()[-1000:]}")
 
 
 def check_runs(plan: Plan, ranks: Collection[int], hosts: Sequence[str], launch: Launch) -> None:
     """Check that --check has an mpirun and enough hosts. Raises click.ClickException if the ranks cannot be started."""
     max_ranks = max(ranks)
-    needed = ceil(max_ranks / plan.ranks_per_host)
-    check_names(hosts, needed, f"{max_ranks} ranks, {plan.ranks_per_host} on each, need so many")
+    hosts_needed = ceil(max_ranks / plan.ranks_per_host)
+    check_names(hosts, hosts_needed, f"{max_ranks} ranks, {plan.ranks_per_host} on each, need so many")
     if max_ranks > 1 and not hosts:
         launch(max_ranks, _IDLE_TARGET, (), None)  # raises if there is no mpirun
-    check_hosts(hosts[:needed], launch)
+    check_hosts(hosts[:hosts_needed], launch)

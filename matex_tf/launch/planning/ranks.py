@@ -116,16 +116,19 @@ def check_predictions(
         if difference := describe_difference(plan, prediction.ranks, options):
             print(f"matex: {difference}", file=sys.stderr)
         try:
-            measured = time_real_run(plan, prediction, options, launch)
+            measured_seconds = time_real_run(plan, prediction, options, launch)
         except phantoms.NotMeasured as error:
             print(f"matex: {error}", file=sys.stderr)
             exit_code = 1
             results.append({"ranks": prediction.ranks, "why_not": str(error)})
             continue
-        deviation = prediction.step / measured - 1
-        print(f"{prediction.ranks:6}{prediction.step * 1e3:14.1f}{measured * 1e3:13.1f} {deviation:+8.1%}", flush=True)
+        deviation = prediction.step / measured_seconds - 1
+        print(
+            f"{prediction.ranks:6}{prediction.step * 1e3:14.1f}{measured_seconds * 1e3:13.1f} {deviation:+8.1%}",
+            flush=True,
+        )
         seconds = {"predicted": prediction.step, "low": prediction.low, "high": prediction.high}
-        outcome = {"mark": prediction.mark, "measured": measured, "off": deviation, "unlike": difference}
+        outcome = {"mark": prediction.mark, "measured": measured_seconds, "off": deviation, "unlike": difference}
         results.append({"ranks": prediction.ranks, **seconds, **outcome})
     if results_file:
         Path(results_file).write_text(json.dumps(results, indent=1) + "\n")
@@ -140,9 +143,12 @@ def describe_difference(plan: Plan, ranks: int, options: Sequence[str]) -> str:
     fits_here = hosts == 1 and ranks <= cores
     if ranks == 1 or fits_here or mpirun_options.chooses_hosts(options, os.environ):
         return ""
-    where = f"{hosts} hosts" if hosts > 1 else f"one host of {plan.ranks_per_host} ranks"
+    predicted_place = f"{hosts} hosts" if hosts > 1 else f"one host of {plan.ranks_per_host} ranks"
     hint = f". --host A,B names {hosts} hosts" if hosts > 1 else ""
-    return f"{ranks} ranks are predicted on {where} and measured on this one, of {cores} cores, which is no test{hint}"
+    return (
+        f"{ranks} ranks are predicted on {predicted_place} and measured on this one, of {cores} cores, which is no "
+        f"test{hint}"
+    )
 
 
 def time_real_run(plan: Plan, prediction: Prediction, options: Sequence[str], launch: Launch) -> float:
@@ -153,15 +159,15 @@ def time_real_run(plan: Plan, prediction: Prediction, options: Sequence[str], la
     """
     limits = phantoms.make_limits(plan.memory, plan.microbatch)
     is_here = not mpirun_options.chooses_hosts(options, os.environ)
-    shared = None if is_here else cache.find_cache_folder()  # all hosts must see the folder of the run
-    with started.make_place(shared) as folder:
+    shared_folder = None if is_here else cache.find_cache_folder()  # all hosts must see the folder of the run
+    with started.make_place(shared_folder) as folder:
         if prediction.ranks == 1:
             # Without other ranks a phantom rank is a real one: rank 0 of 1, in 1 copy.
-            alone = phantoms.measure_copies(plan.script, 1, 1, folder, scaling=plan.scaling, limits=limits)
-            return alone.size.typical
+            measurement = phantoms.measure_copies(plan.script, 1, 1, folder, scaling=plan.scaling, limits=limits)
+            return measurement.size.typical
 
-        def start_run(words: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-            return launch(prediction.ranks, words, options, environment)
+        def start_run(target: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+            return launch(prediction.ranks, target, options, environment)
 
         return phantoms.measure_real(
             start_run, plan.script, folder, CHECKED_STEPS, plan.scaling, limits, is_here=is_here

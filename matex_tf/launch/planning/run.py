@@ -46,12 +46,14 @@ def plan_script(request: PlanRequest, script: Sequence[str], launch: Launch) -> 
     results["strategies"] = _show_strategies(request, plan, choice)
     for rows in request.batches:
         try:
-            rescaled = rescale_batch(plan, rows)
+            rescaled_plan = rescale_batch(plan, rows)
         except plan_file.PlanFileError as error:
             print(f"matex: {error}", file=sys.stderr)
             continue
         print(f"\nwith batches of {rows} rows in place of {plan.rows}, which changes the training:")
-        results.setdefault("batches", {})[rows] = report.make_json(rescaled, *_show_predictions(request, rescaled))
+        results.setdefault("batches", {})[rows] = report.make_json(
+            rescaled_plan, *_show_predictions(request, rescaled_plan)
+        )
     print(report.format_closing(plan, Predictor(plan), request.memory))
     if request.json:
         plan_file.save_plan(plan, request.json)
@@ -84,21 +86,25 @@ def _show_strategies(request: PlanRequest, plan: Plan, choice: Choice) -> list[d
     """Print the step of each strategy on the chosen number of ranks. Returns the figures for all requested numbers."""
     rank_counts = [ranks for ranks in request.ranks if ranks > 1]
     predictor = Predictor(plan)
-    priced = {ranks: strategies.estimate_strategies(predictor, ranks, request.strategy) for ranks in rank_counts}
+    estimates_by_ranks = {
+        ranks: strategies.estimate_strategies(predictor, ranks, request.strategy) for ranks in rank_counts
+    }
     if rank_counts:
         shown_ranks = choice.best.ranks if choice.best else 1
         if shown_ranks == 1:  # strategies differ on several ranks only: show the first number that fits the memory
-            fitting = (
-                ranks for ranks in rank_counts if strategies.choose_strategy(priced[ranks][0], request.memory)[0]
+            fitting_ranks = (
+                ranks
+                for ranks in rank_counts
+                if strategies.choose_strategy(estimates_by_ranks[ranks][0], request.memory)[0]
             )
-            shown_ranks = next(fitting, rank_counts[0])
-        prices, refused = priced[shown_ranks]
+            shown_ranks = next(fitting_ranks, rank_counts[0])
+        prices, refusals = estimates_by_ranks[shown_ranks]
         print(f"\nstrategies on {shown_ranks} ranks (docs/strategies.md):")
         _print_table(report.format_strategies(prices))
-        for refusal in refused:
+        for refusal in refusals:
             print(f"not {refusal.strategy}: {refusal.why}")
         print(f"recommended: {strategies.choose_strategy(prices, request.memory)[1]}\n")
-    return [report.make_strategies_json(*estimates, request.memory) for estimates in priced.values()]
+    return [report.make_strategies_json(*estimates, request.memory) for estimates in estimates_by_ranks.values()]
 
 
 def rescale_batch(plan: Plan, rows: int) -> Plan:
@@ -158,21 +164,23 @@ def _adapt_size(measurement: Measurement, typical: Measurement) -> Size:
     size, steps = measurement.size, typical.steps
     if size.ranks > 1 or measurement is typical:
         return size
-    ready, at = (size.typical,) * len(steps.gradients), (0.0,) * len(steps.collectives)
-    return replace(size, ready=ready, at=at, bytes=size.bytes if measurement.steps.form == steps.form else ())
+    ready_times, start_times = (size.typical,) * len(steps.gradients), (0.0,) * len(steps.collectives)
+    return replace(
+        size, ready=ready_times, at=start_times, bytes=size.bytes if measurement.steps.form == steps.form else ()
+    )
 
 
 def _list_assumptions(request: PlanRequest, sizes: Sizes, links: Sequence[LinkMeasurement]) -> list[str]:
     assumptions = ["no other work on the hosts or the network; files are read as fast as here"]
     if rows := settings.get_settings().microbatch:
-        parts = "that fit memory" if rows == settings.AUTO else f"of {rows} rows"
-        assumptions.append(f"slices are computed in parts {parts}, as they were here (MATEX_MICROBATCH)")
+        parts_text = "that fit memory" if rows == settings.AUTO else f"of {rows} rows"
+        assumptions.append(f"slices are computed in parts {parts_text}, as they were here (MATEX_MICROBATCH)")
     assumptions += [f"rank 0 of {ranks} is extrapolated: {reason}" for ranks, reason in sorted(sizes.failures.items())]
-    busy = max(measurement.size.busy for measurement in sizes.measurements.values())
-    if busy > BUSY:
+    busy_share = max(measurement.size.busy for measurement in sizes.measurements.values())
+    if busy_share > BUSY:
         assumptions.append(
-            f"this machine is as busy as it was: other processes took {busy:.0%} of its cores. Ranges are wider, and "
-            "what fewer ranks a host or larger batches would give is not said. Measure on an idle machine"
+            f"this machine is as busy as it was: other processes took {busy_share:.0%} of its cores. Ranges are wider, "
+            "and what fewer ranks a host or larger batches would give is not said. Measure on an idle machine"
         )
     scopes = {link.scope for link in links}
     if max(request.ranks) > max((link.ranks for link in links if link.hosts > 1), default=request.ranks_per_host):

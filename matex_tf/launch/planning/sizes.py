@@ -41,8 +41,8 @@ def choose_sizes(ranks: Sequence[int], copies: int) -> list[int]:
     """
     full_hosts = sorted(count for count in {copies, *ranks} if count >= copies)
     # The middle is the geometric mean, the square root of smallest * largest: of 4 and 64 ranks it is 16.
-    middle = min(full_hosts, key=lambda count: abs(count * count - full_hosts[0] * full_hosts[-1]))
-    return sorted({1, full_hosts[0], middle, full_hosts[-1]})
+    middle_count = min(full_hosts, key=lambda count: abs(count * count - full_hosts[0] * full_hosts[-1]))
+    return sorted({1, full_hosts[0], middle_count, full_hosts[-1]})
 
 
 class Sizes:
@@ -68,8 +68,8 @@ class Sizes:
         """
         for ranks in reversed(self.rank_counts):
             self.measure_size(ranks)
-        if extra := self._find_extra_size():
-            self.measure_size(extra)
+        if extra_size := self._find_extra_size():
+            self.measure_size(extra_size)
         self.check_enough()
 
     def measure_size(self, ranks: int) -> None:
@@ -95,8 +95,8 @@ class Sizes:
             if not self.measurements:
                 return
         misfit = self._explain_misfit(ranks, copies)
-        if misfit and (smaller := self._find_smaller(ranks, copies)):
-            self._try_size(smaller, copies)
+        if misfit and (smaller_size := self._find_smaller(ranks, copies)):
+            self._try_size(smaller_size, copies)
             misfit = self._explain_misfit(ranks, copies)
         if misfit:
             self._extrapolate(ranks, misfit)
@@ -120,16 +120,16 @@ class Sizes:
 
         Returns the remaining measurement of a full host with the most ranks. Raises NotMeasured if too few remain.
         """
-        of_full_hosts = self._list_full_hosts()
-        candidates = [result for result in of_full_hosts if result.size.ranks > 1] or of_full_hosts
+        full_host_results = self._list_full_hosts()
+        candidates = [result for result in full_host_results if result.size.ranks > 1] or full_host_results
         # A form is what a step reduces (`describe_form`). Of equally common forms, most_common returns the one that it
         # saw first: here the form of the most ranks, because the candidates are reversed.
         common_form = Counter(result.steps.form for result in reversed(candidates)).most_common(1)[0][0]
         for (ranks, copies), result in list(self.measurements.items()):
             if ranks > 1 and result.steps.form != common_form:
                 del self.measurements[ranks, copies]
-                own, common = describe_form(*result.steps.form), describe_form(*common_form)
-                self._extrapolate(ranks, f"its step reduces otherwise than most: {own}; most reduce {common}")
+                own_text, common_text = describe_form(*result.steps.form), describe_form(*common_form)
+                self._extrapolate(ranks, f"its step reduces otherwise than most: {own_text}; most reduce {common_text}")
         self.check_enough()
         return next(result for result in reversed(candidates) if result.steps.form == common_form)
 
@@ -196,8 +196,8 @@ class Sizes:
         if needed_bytes <= free_bytes:
             return ""
         subject, unit = (f"{copies} at once", "GiB each") if copies > 1 else ("it", "GiB")
-        needed, free = needed_bytes / 2**30, free_bytes / 2**30
-        return f"{subject} may take {needed:.2f} {unit}, and this host leaves {free:.2f} {unit}"
+        needed_gib, free_gib = needed_bytes / 2**30, free_bytes / 2**30
+        return f"{subject} may take {needed_gib:.2f} {unit}, and this host leaves {free_gib:.2f} {unit}"
 
     def _find_smaller(self, ranks: int, copies: int) -> int:
         """A size between size `ranks`, which has more rows, and the only measured slice, which has fewer.
@@ -214,8 +214,8 @@ class Sizes:
         rows = int(known_size.rows * spare_bytes / max(known_size.peak_bytes - known_size.base_bytes, 1))
         if rows < MIN_ROWS_RATIO * known_size.rows:
             return 0
-        smaller = ceil(known_size.rows * known_size.ranks / rows)
-        return smaller if ranks < smaller < known_size.ranks else 0
+        smaller_size = ceil(known_size.rows * known_size.ranks / rows)
+        return smaller_size if ranks < smaller_size < known_size.ranks else 0
 
     def _count_rows(self, ranks: int) -> int:
         """The rows of the slice of size `ranks`, from any measurement."""
@@ -238,17 +238,17 @@ class Sizes:
         sizes = [result.size for result in self._list_full_hosts()]
         if len(sizes) != 3 or not sizes[0].rows:
             return 0
-        middle = sizes[1]
-        ends = Line([float(sizes[0].rows), float(sizes[2].rows)], [sizes[0].typical, sizes[2].typical])
-        between = round((sizes[0].ranks * middle.ranks) ** 0.5)
-        is_off = abs(ends(middle.rows) - middle.typical) > MAX_DEVIATION * middle.typical
-        return between if sizes[0].ranks < between < middle.ranks and is_off else 0
+        middle_size = sizes[1]
+        end_line = Line([float(sizes[0].rows), float(sizes[2].rows)], [sizes[0].typical, sizes[2].typical])
+        extra_ranks = round((sizes[0].ranks * middle_size.ranks) ** 0.5)
+        is_off = abs(end_line(middle_size.rows) - middle_size.typical) > MAX_DEVIATION * middle_size.typical
+        return extra_ranks if sizes[0].ranks < extra_ranks < middle_size.ranks and is_off else 0
 
 
 def describe_form(gradients: Sequence[Gradient], kinds: Sequence[str]) -> str:
     """The tensors that a step sums over ranks, as text: gradients, and other collectives by their `kinds`."""
-    size = settings.format_bytes(sum(gradient.bytes for gradient in gradients))
-    return f"{len(gradients)} gradient{'s' * (len(gradients) > 1)} of {size}, and {describe_kinds(kinds)}"
+    bytes_text = settings.format_bytes(sum(gradient.bytes for gradient in gradients))
+    return f"{len(gradients)} gradient{'s' * (len(gradients) > 1)} of {bytes_text}, and {describe_kinds(kinds)}"
 
 
 def choose_memory(request: PlanRequest) -> float:
@@ -266,6 +266,6 @@ def estimate_peak(sizes: Sequence[Size], rows: int) -> float:
     """
     if len({size.rows for size in sizes}) > 1:
         return Line([float(size.rows) for size in sizes], [float(size.peak_bytes) for size in sizes])(rows)
-    largest = max(sizes, key=lambda size: size.peak_bytes)
-    growth = max(rows / largest.rows, 1.0) if largest.rows else 1.0
-    return largest.base_bytes + (largest.peak_bytes - largest.base_bytes) * growth
+    largest_size = max(sizes, key=lambda size: size.peak_bytes)
+    growth = max(rows / largest_size.rows, 1.0) if largest_size.rows else 1.0
+    return largest_size.base_bytes + (largest_size.peak_bytes - largest_size.base_bytes) * growth

@@ -1,5 +1,6 @@
-"""Child processes and temporary folders of `matex plan` and `matex run --check`, both removed at its end, also after an
-error or a signal.
+"""Starts child processes and makes temporary folders, each in a context, for `matex plan` and `matex run --check`.
+
+The end of a context, also by an error or a signal, ends the process or removes the folder.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ PATIENCE = 10.0
 
 @contextlib.contextmanager
 def catch_signals() -> Iterator[None]:
-    """A context in which a terminating signal first ends the child processes and removes the folders.
+    """A context in which a terminating signal raises SystemExit, so that the contexts below clean up.
 
     Raises:
         SystemExit: with the shell's exit code for the signal.

@@ -43,15 +43,15 @@ def unpack(node: Node) -> Decision:
 
 @register_rule("ConcatV2", moves=slice(0, -1))
 def concatenate(node: Node) -> Decision:
-    parts = node.placements[:-1]
-    axis = node.read_axes(len(parts), node.count_axes(0))[0]
-    if all(part.is_sharded and part.axis == axis for part in parts):
+    part_placements = node.placements[:-1]
+    axis = node.read_axes(len(part_placements), node.count_axes(0))[0]
+    if all(part_placement.is_sharded and part_placement.axis == axis for part_placement in part_placements):
         # Concatenation along the rows, one batch after the other: a rank has its rows of each.
-        require(all(part.rows.chosen is None for part in parts))
-        blocks = tuple(block for part in parts for block in part.rows.blocks)
+        require(all(part_placement.rows.chosen is None for part_placement in part_placements))
+        blocks = tuple(block for part_placement in part_placements for block in part_placement.rows.blocks)
         require(len(blocks) == 1 or None not in blocks)
-        return node.decide([None] * len(parts), shard(axis, Rows(blocks)))
-    needs, placement = _match_rows(node, range(len(parts)))
+        return node.decide([None] * len(part_placements), shard(axis, Rows(blocks)))
+    needs, placement = _match_rows(node, range(len(part_placements)))
     require(placement.axis != axis)
     return node.decide(needs, placement)
 
@@ -59,17 +59,17 @@ def concatenate(node: Node) -> Decision:
 @register_rule("Split", moves=1)
 @register_rule("SplitV", moves=0)
 def split(node: Node) -> Decision:
-    data, axis_input = (1, 0) if node.type == "Split" else (0, 2)
-    placement, count = node.require_rows(data), len(node.outputs)
+    data_input, axis_input = (1, 0) if node.type == "Split" else (0, 2)
+    placement, count = node.require_rows(data_input), len(node.outputs)
     needs = [WHOLE, None] if node.type == "Split" else [None]
-    if placement.axis not in node.read_axes(axis_input, node.count_axes(data)):
+    if placement.axis not in node.read_axes(axis_input, node.count_axes(data_input)):
         return node.decide(needs, shard(*placement.layout))
     # The op splits along the axis of the rows: entries of concatenated batches, at the borders of blocks.
     unit = require_known(placement.rows.unit)
     require(node.type == "Split" and unit % count == 0)
-    bounds = [unit // count * part for part in range(count + 1)]
-    rows = [take_blocks(placement.rows, begin, end) for begin, end in itertools.pairwise(bounds)]
-    return node.decide(needs, *(shard(placement.axis, part) for part in rows))
+    bounds = [unit // count * index for index in range(count + 1)]
+    rows_of_parts = [take_blocks(placement.rows, begin, end) for begin, end in itertools.pairwise(bounds)]
+    return node.decide(needs, *(shard(placement.axis, rows) for rows in rows_of_parts))
 
 
 def take_blocks(rows: Rows, begin: int, end: int | None) -> Rows:
@@ -106,10 +106,10 @@ def pad(node: Node) -> Decision:
 @register_rule("ReverseSequence", linear=0)
 def reverse_sequence(node: Node) -> Decision:
     """Input 0 has the sequences, along the axis `batch_dim`; input 1, a vector, has their lengths."""
-    axis, first = node.read_attribute("batch_dim"), node.get_placement(node.find_input_with_rows((0, 1)))
-    require(first.axis == axis or not node.get_placement(0).is_sharded)
-    placement = shard(axis, first.rows)
-    return node.decide([node.bring_rows(0, placement), node.bring_rows(1, shard(0, first.rows))], placement)
+    axis, sharded = node.read_attribute("batch_dim"), node.get_placement(node.find_input_with_rows((0, 1)))
+    require(sharded.axis == axis or not node.get_placement(0).is_sharded)
+    placement = shard(axis, sharded.rows)
+    return node.decide([node.bring_rows(0, placement), node.bring_rows(1, shard(0, sharded.rows))], placement)
 
 
 @register_rule("SpaceToBatchND", linear=0)

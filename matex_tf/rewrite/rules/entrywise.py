@@ -47,16 +47,19 @@ def compute_entries(node: Node, first_index: int = 0) -> Decision:
     `first_index` become whole.
     """
     indexes = range(first_index, len(node.inputs))
-    first = node.find_input_with_rows(indexes)
+    sharded_index = node.find_input_with_rows(indexes)
     # Broadcasting aligns the last axes, so the axis of the rows is counted from the end.
-    rows, from_end = node.get_placement(first).rows, node.count_axes(first) - node.get_placement(first).axis
-    counts = [node.count_axes(index) for index in indexes]
+    rows, axis_from_end = (
+        node.get_placement(sharded_index).rows,
+        node.count_axes(sharded_index) - node.get_placement(sharded_index).axis,
+    )
+    axis_counts = [node.count_axes(index) for index in indexes]
     # An input with too few axes has no axis of rows, and is taken whole.
     needs = [
-        node.bring_rows(index, shard(count - from_end, rows)) if count >= from_end else WHOLE
-        for index, count in zip(indexes, counts)
+        node.bring_rows(index, shard(axis_count - axis_from_end, rows)) if axis_count >= axis_from_end else WHOLE
+        for index, axis_count in zip(indexes, axis_counts)
     ]
-    return node.decide([*[WHOLE] * first_index, *needs], shard(max(counts) - from_end, rows))
+    return node.decide([*[WHOLE] * first_index, *needs], shard(max(axis_counts) - axis_from_end, rows))
 
 
 register_rule(NONLINEAR)(compute_entries)
@@ -75,14 +78,19 @@ def keep(node: Node) -> Decision:
 @register_rule("Cast")
 def cast(node: Node) -> Decision:
     placement = node.get_placement(0)
-    source, target = node.inputs[0].dtype, node.op.outputs[0].dtype
+    source_dtype, target_dtype = node.inputs[0].dtype, node.op.outputs[0].dtype
     # A cast to an integer of no more bits keeps a sum: both wrap around. Other casts round or overflow, so the sum must
     # be whole first. In a loop this would be a collective in each turn, so there casts to wider floats keep the sum.
-    wraps = source.is_integer and target.is_integer and target.size <= source.size
-    widens = node.repeats and source.is_floating and target.is_floating and target.size >= source.size
+    wraps = source_dtype.is_integer and target_dtype.is_integer and target_dtype.size <= source_dtype.size
+    widens = (
+        node.repeats
+        and source_dtype.is_floating
+        and target_dtype.is_floating
+        and target_dtype.size >= source_dtype.size
+    )
     keeps_sum = placement.is_partial and (wraps or widens)
     counts_rows = placement.kind == SIZES or placement.index_rows is not None
-    keeps_numbers = counts_rows and target.is_integer and target.size >= 4
+    keeps_numbers = counts_rows and target_dtype.is_integer and target_dtype.size >= 4
     if keeps_sum or keeps_numbers or placement.is_zero:
         return node.decide([None], placement)
     return compute_entries(node)
@@ -147,8 +155,8 @@ def _combine_sizes(node: Node, combine: Callable[[Size, Size], Size | None]) -> 
     first, second = (sizes * length if len(sizes) == 1 else sizes for sizes in terms)
     require(len(first) == len(second))  # a number and an empty vector give an empty vector
     # `Size()`: a number that is equal on all ranks.
-    combined = [combine(a, b) if a.rows or b.rows else Size() for a, b in zip(first, second)]
-    return node.decide([None, None], make_sizes(list(map(require_known, combined))))
+    combined_sizes = [combine(a, b) if a.rows or b.rows else Size() for a, b in zip(first, second)]
+    return node.decide([None, None], make_sizes(list(map(require_known, combined_sizes))))
 
 
 def _add_sizes(first: Size, second: Size) -> Size | None:
@@ -169,8 +177,8 @@ def _divide_sizes(first: Size, second: Size) -> Size:
 
 def _maximize_sizes(first: Size, second: Size) -> Size:
     """The maximum of a number of rows and 1 or less: the number of rows, since the batch and each slice have a row."""
-    counting, number = (first, second) if second.rows is None else (second, first)
-    rows = require_known(counting.rows)
+    row_count, number = (first, second) if second.rows is None else (second, first)
+    rows = require_known(row_count.rows)
     require(require_known(number.value) <= 1 and rows.chosen is None)
     require(all(block and block > 0 for block in rows.blocks))
-    return counting
+    return row_count

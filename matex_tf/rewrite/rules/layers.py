@@ -90,18 +90,19 @@ def _follow_table(takes: list[str], gives: list[str], mixes: Mixes, node: Node) 
 
     Raises NoRuleError if the op needs all rows, or if an input has other rows; it then gets whole inputs.
     """
-    first = node.find_input_with_rows(index for index, kind in enumerate(takes) if kind == "rows")
-    placement = shard(*node.get_placement(first).layout)
-    require(not mixes(node, first, placement.axis))
+    sharded_index = node.find_input_with_rows(index for index, kind in enumerate(takes) if kind == "rows")
+    placement = shard(*node.get_placement(sharded_index).layout)
+    require(not mixes(node, sharded_index, placement.axis))
     needs: list[Placement | None] = []
     for index, kind in enumerate(takes):
         if kind == "rows":
             needs.append(node.bring_rows(index, placement))
         elif kind == "sizes":
-            row_size, *rest = node.read_sizes(index)
-            require(len(rest) == node.count_axes(first) - 1)  # the sizes of Conv2DBackpropInput may lack the rows
-            require(row_size.rows in (None, placement.rows) and all(size.rows is None for size in rest))
-            needs.append(find_need(node, index, (Size(placement.rows), *rest)))
+            row_size, *other_sizes = node.read_sizes(index)
+            # The sizes of Conv2DBackpropInput may lack the rows.
+            require(len(other_sizes) == node.count_axes(sharded_index) - 1)
+            require(row_size.rows in (None, placement.rows) and all(size.rows is None for size in other_sizes))
+            needs.append(find_need(node, index, (Size(placement.rows), *other_sizes)))
         else:
             needs.append(WHOLE)
     return node.decide(needs, *(placement if kind == "rows" else SUM for kind in gives))
@@ -148,7 +149,10 @@ def _make_norm(
     y = centred * _spread(root * scale, channel_axis, axis_count) + _spread(offset, channel_axis, axis_count)
     averages = [batch_mean, unbiased]
     if factor != 1.0:
-        averages = [(1 - factor) * old + factor * new for old, new in zip((mean, variance), averages)]
+        averages = [
+            (1 - factor) * old_average + factor * new_average
+            for old_average, new_average in zip((mean, variance), averages)
+        ]
     outputs = [tf.cast(y, x.dtype), *averages, batch_mean, batch_variance, tf.zeros([0], scale.dtype)]
     return outputs[:output_count]
 

@@ -19,8 +19,11 @@ def place_product(node: Node, factors: Sequence[Sequence[str]], result: Sequence
     of the output's axes. One label is of the rows. An input with this label needs the rows of the first sharded input,
     any other input must be whole. If a tensor has the label twice, the op takes whole tensors (`require`).
     """
-    first = node.find_input_with_rows(range(len(node.inputs)))
-    row_label, rows = factors[first][node.get_placement(first).axis], node.get_placement(first).rows
+    sharded_index = node.find_input_with_rows(range(len(node.inputs)))
+    row_label, rows = (
+        factors[sharded_index][node.get_placement(sharded_index).axis],
+        node.get_placement(sharded_index).rows,
+    )
     require(all(labels.count(row_label) <= 1 for labels in (*factors, result)))
     needs = [
         node.bring_rows(index, shard(labels.index(row_label), rows)) if row_label in labels else WHOLE
@@ -45,9 +48,9 @@ def multiply(node: Node) -> Decision:
 @register_rule("Einsum", is_product=True)
 def einsum(node: Node) -> Decision:
     equation = node.read_attribute("equation").decode().replace(" ", "")
-    left, right = equation.split("->")
-    factors = [_label_axes(term, node.count_axes(index)) for index, term in enumerate(left.split(","))]
-    return place_product(node, factors, _label_axes(right, require_known(node.op.outputs[0].shape.rank)))
+    input_terms, output_term = equation.split("->")
+    factors = [_label_axes(term, node.count_axes(index)) for index, term in enumerate(input_terms.split(","))]
+    return place_product(node, factors, _label_axes(output_term, require_known(node.op.outputs[0].shape.rank)))
 
 
 def _label_axes(term: str, count: int) -> list[str]:

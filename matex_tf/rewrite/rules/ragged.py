@@ -33,15 +33,15 @@ def split_texts(node: Node) -> Decision:
     rows = node.require_rows().rows
     require(node.count_axes(0) == 1 and rows.is_contiguous)
     # As with rows that a mask selects, the number of a rank's words depends on the data: `Rows.chosen` is set.
-    words = shard(0, Rows(rows.blocks, ("parts", node.inputs[0].key)))
+    word_placement = shard(0, Rows(rows.blocks, ("parts", node.inputs[0].key)))
 
     def emit(copy: Any, texts: Any, separator: Any) -> list[Any]:
-        indices, parts, shape = copy.create_op(node, [texts, separator])
+        indices, words, shape = copy.create_op(node, [texts, separator])
         count = tf.shape(texts, tf.int64)[0]
-        return [_shift_rows(indices, copy.find_first(count)), parts, tf.stack([copy.find_total(count), shape[1]])]
+        return [_shift_rows(indices, copy.find_first(count)), words, tf.stack([copy.find_total(count), shape[1]])]
 
-    largest = Placement(PARTIAL, reduction="max", sizes=(Size(rows), Size()))
-    return node.decide([None], words._replace(index_rows=rows), words, largest, emit=emit)
+    shape_placement = Placement(PARTIAL, reduction="max", sizes=(Size(rows), Size()))
+    return node.decide([None], word_placement._replace(index_rows=rows), word_placement, shape_placement, emit=emit)
 
 
 @register_rule("RaggedTensorToTensor")
@@ -72,21 +72,30 @@ def align_labels(node: Node) -> Decision:
     If the labels are whole, a rank selects the labels of its rows. It also keeps labels of rows that do not exist, and
     all labels if they are out of order, so that the op raises the same error as in the script alone.
     """
-    logits, indices, values, lengths = node.placements
-    rows = logits.rows if logits.is_sharded else node.require_rows(3).rows
-    require(rows.is_contiguous and (logits.axis == 1 if logits.is_sharded else lengths.axis == 0))
-    are_selected = indices.is_sharded and indices.index_rows == rows and values.has_layout(indices)
+    logits_placement, indices_placement, values_placement, lengths_placement = node.placements
+    rows = logits_placement.rows if logits_placement.is_sharded else node.require_rows(3).rows
+    require(
+        rows.is_contiguous
+        and (logits_placement.axis == 1 if logits_placement.is_sharded else lengths_placement.axis == 0)
+    )
+    are_selected = (
+        indices_placement.is_sharded
+        and indices_placement.index_rows == rows
+        and values_placement.has_layout(indices_placement)
+    )
 
     def emit(copy: Any, logits: Any, indices: Any, values: Any, lengths: Any) -> list[Any]:
-        count = tf.shape(logits, tf.int64)[1]
-        first = copy.find_first(count)
+        row_count = tf.shape(logits, tf.int64)[1]
+        first_row = copy.find_first(row_count)
         if not are_selected:
-            row, total = indices[:, 0], copy.find_total(count)
-            is_of_another = ((row >= 0) & (row < first)) | ((row >= first + count) & (row < total))
-            stays = ~is_of_another | tf.reduce_any(row[1:] < row[:-1])
-            indices, values = tf.boolean_mask(indices, stays), tf.boolean_mask(values, stays)
-        return list(copy.create_op(node, [logits, _shift_rows(indices, -first), values, lengths]))
+            label_rows, row_total = indices[:, 0], copy.find_total(row_count)
+            is_of_another = ((label_rows >= 0) & (label_rows < first_row)) | (
+                (label_rows >= first_row + row_count) & (label_rows < row_total)
+            )
+            are_kept = ~is_of_another | tf.reduce_any(label_rows[1:] < label_rows[:-1])
+            indices, values = tf.boolean_mask(indices, are_kept), tf.boolean_mask(values, are_kept)
+        return list(copy.create_op(node, [logits, _shift_rows(indices, -first_row), values, lengths]))
 
-    need = None if are_selected else WHOLE
-    needs = [node.bring_rows(0, shard(1, rows)), need, need, node.bring_rows(3, shard(0, rows))]
+    label_need = None if are_selected else WHOLE
+    needs = [node.bring_rows(0, shard(1, rows)), label_need, label_need, node.bring_rows(3, shard(0, rows))]
     return node.decide(needs, shard(0, rows), shard(1, rows), emit=emit)

@@ -34,15 +34,15 @@ def draw_by_counter(node: Node) -> Decision:
         return draw_all(node)
 
     def emit(copy: Any, sizes: Any, key: Any, counter: Any, algorithm: Any) -> list[Any]:
-        wide = tf.cast(sizes, tf.int64)
-        numbers_before = copy.find_first(wide[0]) * tf.reduce_prod(wide[1:])
+        wide_sizes = tf.cast(sizes, tf.int64)
+        numbers_before = copy.find_first(wide_sizes[0]) * tf.reduce_prod(wide_sizes[1:])
         # With 4 lanes and 6 numbers before, the counter moves on by 1, and this rank skips 2 numbers.
-        skipped = numbers_before % lanes
+        skipped_numbers = numbers_before % lanes
         counter_step = tf.reshape(tf.cast(numbers_before // lanes, counter.dtype), [1])
         counter = tf.tensor_scatter_nd_add(counter, [[0]], counter_step)
-        drawn_shape = tf.reshape(tf.reduce_prod(wide) + skipped, [1])
-        flat = copy.create_op(node, [drawn_shape, key, counter, algorithm], Tshape=tf.int64)[0]
-        return [tf.reshape(flat[skipped:], wide)]
+        drawn_shape = tf.reshape(tf.reduce_prod(wide_sizes) + skipped_numbers, [1])
+        flat_numbers = copy.create_op(node, [drawn_shape, key, counter, algorithm], Tshape=tf.int64)[0]
+        return [tf.reshape(flat_numbers[skipped_numbers:], wide_sizes)]
 
     return node.decide([shape], placement, emit=emit)
 
@@ -57,9 +57,9 @@ def draw_all(node: Node) -> Decision:
     if has_no_seed(node.op):  # any numbers will do for the rows of a rank
         return node.decide([shape], placement)
 
-    def emit(copy: Any, sizes: Any, *others: Any) -> list[Any]:
-        (whole,) = copy.create_op(node, [copy.make_sizes_whole(sizes, shape), *others])
-        return [copy.slice_rows(whole, placement)]
+    def emit(copy: Any, sizes: Any, *other_inputs: Any) -> list[Any]:
+        (all_numbers,) = copy.create_op(node, [copy.make_sizes_whole(sizes, shape), *other_inputs])
+        return [copy.slice_rows(all_numbers, placement)]
 
     return node.decide([shape], placement, emit=emit)
 
@@ -105,6 +105,6 @@ def _place_numbers(shape: Placement) -> Placement | None:
 
     Raises NoRuleError if the number of entries of a row is unknown.
     """
-    found = find_rows(shape.sizes) if shape.kind == SIZES else None
-    require(found is None or found.rows.unit is not None)
-    return found
+    placement = find_rows(shape.sizes) if shape.kind == SIZES else None
+    require(placement is None or placement.rows.unit is not None)
+    return placement

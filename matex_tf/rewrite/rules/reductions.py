@@ -25,8 +25,8 @@ _COMPARABLE = ("float16", "bfloat16", "float32", "float64", "int32", "int64", "b
 
 def _keep_rows(node: Node) -> Placement | None:
     """The placement of the result of a reduction that keeps the rows of its input; None if it reduces the rows."""
-    placement, named = node.require_rows(), node.read_named_axes(1, node.count_axes(0))
-    is_reduced, named_before = named[placement.axis], named[: placement.axis]  # None: unknown
+    placement, named_axes = node.require_rows(), node.read_named_axes(1, node.count_axes(0))
+    is_reduced, named_before = named_axes[placement.axis], named_axes[: placement.axis]  # None: unknown
     if is_reduced:
         return None
     keeps_axes = node.read_attribute("keep_dims", False)
@@ -39,12 +39,12 @@ def _find_shape(node: Node) -> list[int | None] | None:
     """The shape of the result of a reduction, as far as it is known; None if it is unknown which axes are reduced."""
     try:
         shape = node.read_shape(0)
-        named = node.read_named_axes(1, len(shape))
+        named_axes = node.read_named_axes(1, len(shape))
     except NoRuleError:
         return None
     keeps_axes = node.read_attribute("keep_dims", False)
-    known = [1 if is_named else size for size, is_named in zip(shape, named) if keeps_axes or not is_named]
-    return None if None in named else known
+    known_sizes = [1 if is_named else size for size, is_named in zip(shape, named_axes) if keeps_axes or not is_named]
+    return None if None in named_axes else known_sizes
 
 
 @register_rule("Sum")
@@ -61,9 +61,9 @@ def reduce_by_formula(node: Node) -> Decision | Expansion:
     is_integer = not (dtype.is_floating or dtype.is_complex)
     if not node.has_rows:  # a mean of integers is rounded, so it is not linear
         return keep_sum(node) if is_mean and not is_integer else node.decide_whole()
-    kept = _keep_rows(node)
-    if kept is not None:
-        return node.decide([None], kept, shapes=[_find_shape(node)])
+    row_placement = _keep_rows(node)
+    if row_placement is not None:
+        return node.decide([None], row_placement, shapes=[_find_shape(node)])
     require(is_mean or not is_integer)  # `tf.sqrt` takes no integers
     axes = tuple(node.read_axes(1, node.count_axes(0)))
     return Expansion(_make_mean if is_mean else _make_norm, (axes, node.read_attribute("keep_dims")))

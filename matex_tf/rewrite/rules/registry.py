@@ -39,11 +39,11 @@ def register_rule(
     is_product: the ops are linear in each of their inputs.
     """
 
-    def add(rule: _Rule) -> _Rule:
+    def register(rule: _Rule) -> _Rule:
         def move_or_decide(node: Node) -> Decision | Expansion:
-            moved = [] if moves is None else _select(node, moves)
-            is_moved = any(node.get_placement(index).kind == SIZES for index in moved)
-            return move_sizes(node, moved) if is_moved else rule(node)
+            moved_inputs = [] if moves is None else _select(node, moves)
+            is_moved = any(node.get_placement(index).kind == SIZES for index in moved_inputs)
+            return move_sizes(node, moved_inputs) if is_moved else rule(node)
 
         linear_inputs = moves if linear is None else linear
         for name in types.split():
@@ -56,7 +56,7 @@ def register_rule(
                 _PRODUCTS.add(name)
         return rule
 
-    return add
+    return register
 
 
 def keep_sizes(node: Node) -> list[Placement | None]:
@@ -87,18 +87,18 @@ def move_sizes(node: Node, indexes: Sequence[int]) -> Decision:
     return node.decide(keep_sizes(node), *gives)
 
 
-def _select(node: Node, which: int | slice) -> Sequence[int]:
-    """The indices of the inputs that `which` names."""
-    return range(len(node.inputs))[which] if isinstance(which, slice) else [which]
+def _select(node: Node, selection: int | slice) -> Sequence[int]:
+    """The indices of the inputs that `selection` names."""
+    return range(len(node.inputs))[selection] if isinstance(selection, slice) else [selection]
 
 
 def decide_without_rule(node: Node) -> Decision:
     """The decision that all inputs become whole, except for partial sums in which the op is linear."""
-    linear = _LINEAR.get(node.type)
+    linear_inputs = _LINEAR.get(node.type)
     if node.type in _PRODUCTS:
-        sums = [index for index, placement in enumerate(node.placements) if placement.is_partial]
-        linear = sums[0] if len(sums) == 1 else None
-    return node.decide_whole() if linear is None else keep_sum(node, linear)
+        sum_indexes = [index for index, placement in enumerate(node.placements) if placement.is_partial]
+        linear_inputs = sum_indexes[0] if len(sum_indexes) == 1 else None
+    return node.decide_whole() if linear_inputs is None else keep_sum(node, linear_inputs)
 
 
 def keep_sum(node: Node, linear: int | slice = 0) -> Decision:

@@ -18,9 +18,9 @@ from matex_tf.rewrite.placement import WHOLE, Rows, shard
 from matex_tf.rewrite.rules.registry import register_rule
 
 
-def _make_offset(copy: Any, part: Any, length: int) -> Any:
-    """The index in the script's tensor of the first row of `part`, this rank's slice: a vector (index, 0, ...)."""
-    return tf.pad(tf.reshape(copy.find_first(tf.shape(part)[0]), [1]), [[0, length - 1]])
+def _make_offset(copy: Any, own_rows: Any, length: int) -> Any:
+    """The index in the script's tensor of the first row of `own_rows`, this rank's slice: a vector (index, 0, ...)."""
+    return tf.pad(tf.reshape(copy.find_first(tf.shape(own_rows)[0]), [1]), [[0, length - 1]])
 
 
 @register_rule("GatherV2 Gather", moves=0)
@@ -62,8 +62,10 @@ def _take_own(node: Node, take: Any) -> Decision:
     """
     coordinates = require_known(1 if take is tf.gather else node.read_shape(1)[-1])
 
-    def emit(copy: Any, part: Any, chosen: Any, *_: Any) -> list[Any]:
-        return [take(part, chosen - tf.cast(_make_offset(copy, part, coordinates), chosen.dtype))]
+    def emit(copy: Any, own_rows: Any, chosen_indices: Any, *_: Any) -> list[Any]:
+        return [
+            take(own_rows, chosen_indices - tf.cast(_make_offset(copy, own_rows, coordinates), chosen_indices.dtype))
+        ]
 
     return node.decide([None, None], shard(0, node.get_placement(1).rows), emit=emit)
 
@@ -80,21 +82,21 @@ def gather_nd(node: Node) -> Decision:
 @register_rule("Where")
 def where(node: Node) -> Decision:
     """The indices of true entries, for each axis: along the axis of the rows, indices into the script's tensor."""
-    placement, count = node.require_rows(), node.count_axes(0)
+    placement, axis_count = node.require_rows(), node.count_axes(0)
     require(placement.axis == 0 and placement.rows.is_contiguous)
 
     def emit(copy: Any, mask: Any) -> list[Any]:
-        return [tf.where(mask) + _make_offset(copy, mask, count)]
+        return [tf.where(mask) + _make_offset(copy, mask, axis_count)]
 
-    chosen = Rows(placement.rows.blocks, ("chosen", node.inputs[0].key))  # the rows that this mask selects
-    return node.decide([None], shard(0, chosen)._replace(index_rows=placement.rows), emit=emit)
+    chosen_rows = Rows(placement.rows.blocks, ("chosen", node.inputs[0].key))  # the rows that this mask selects
+    return node.decide([None], shard(0, chosen_rows)._replace(index_rows=placement.rows), emit=emit)
 
 
 @register_rule("OneHot")
 def one_hot(node: Node) -> Decision:
     placement = node.require_rows()
-    count = node.count_axes(0)
+    axis_count = node.count_axes(0)
     axis = node.read_attribute("axis")
-    axis += count + 1 if axis < 0 else 0
+    axis += axis_count + 1 if axis < 0 else 0
     # The new axis may be before the axis of the rows.
     return node.decide([None], shard(placement.axis + (axis <= placement.axis), placement.rows))

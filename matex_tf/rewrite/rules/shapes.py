@@ -45,10 +45,10 @@ def fill_like(node: Node) -> Decision:
 @register_rule("Fill")
 def fill(node: Node) -> Decision:
     """The result has the rows that input 0, its shape, counts. Input 1 is the number that fills it."""
-    filled = find_rows(node.read_sizes(0)) if node.get_placement(0).kind == SIZES else None
-    if filled is None:
+    placement = find_rows(node.read_sizes(0)) if node.get_placement(0).kind == SIZES else None
+    if placement is None:
         return node.decide([], ZERO if node.get_placement(1).is_zero else WHOLE)
-    return node.decide([None], filled)
+    return node.decide([None], placement)
 
 
 @register_rule("Reshape", moves=0)
@@ -60,11 +60,11 @@ def reshape(node: Node) -> Decision:
         require(placement.axis == 0 and bool(new_sizes) and new_sizes[0].rows == placement.rows)
         return node.decide([None, None], shard(*placement.layout))
     # Where the script's shape has -1, the shape of its result may show the size.
-    whole = node.outputs[0].whole_shape
-    if whole is not None and len(whole) == len(new_sizes):
+    whole_shape = node.outputs[0].whole_shape
+    if whole_shape is not None and len(whole_shape) == len(new_sizes):
         new_sizes = tuple(
-            Size(None, known) if size == Size(None, -1) and known is not None else size
-            for size, known in zip(new_sizes, whole)
+            Size(None, known_size) if size == Size(None, -1) and known_size is not None else size
+            for size, known_size in zip(new_sizes, whole_shape)
         )
     axis, rows = _find_new_axis(placement, old_shape, new_sizes)
     # Values that are indices of rows stay so if each row has one of them.
@@ -72,9 +72,9 @@ def reshape(node: Node) -> Decision:
     index_rows = placement.index_rows if has_one_value else None
     if new_sizes[axis].value not in (None, -1):
         new_sizes = replace_size(new_sizes, axis, rows)
-    fixed = [None if size.rows is not None or size.value == -1 else size.value for size in new_sizes]
-    after = shard(axis, rows)._replace(index_rows=index_rows)
-    return node.decide([None, find_need(node, 1, new_sizes)], after, shapes=[fixed])
+    fixed_shape = [None if size.rows is not None or size.value == -1 else size.value for size in new_sizes]
+    new_placement = shard(axis, rows)._replace(index_rows=index_rows)
+    return node.decide([None, find_need(node, 1, new_sizes)], new_placement, shapes=[fixed_shape])
 
 
 def _find_new_axis(placement: Placement, old_shape: list[int | None], new_sizes: tuple[Size, ...]) -> tuple[int, Rows]:
@@ -91,12 +91,12 @@ def _find_new_axis(placement: Placement, old_shape: list[int | None], new_sizes:
     require([Size(None, size) for size in old_shape[:axis]] == list(new_sizes[:axis]))
     while new_sizes[axis] == Size(None, 1) and len(new_sizes) > axis + 1:
         axis += 1
-    rows, new_length, inner = placement.rows, new_sizes[axis], new_sizes[axis + 1 :]
-    require(all(size.rows is None for size in inner))
-    factor = _divide_entries(old_shape[placement.axis + 1 :], [size.value for size in inner])
+    rows, new_length, inner_sizes = placement.rows, new_sizes[axis], new_sizes[axis + 1 :]
+    require(all(size.rows is None for size in inner_sizes))
+    factor = _divide_entries(old_shape[placement.axis + 1 :], [size.value for size in inner_sizes])
     # The new length is a number, or -1.
     if new_length.rows is None:
-        require(new_length.value is not None and Size(None, -1) not in inner)
+        require(new_length.value is not None and Size(None, -1) not in inner_sizes)
         return axis, scale_blocks(rows, require_known(factor))
     # The new length counts rows, such as n or n * 3.
     if new_length.rows == rows and factor in (1, None):
@@ -113,44 +113,45 @@ def _find_new_axis(placement: Placement, old_shape: list[int | None], new_sizes:
     return axis, scale_blocks(rows, factor)
 
 
-def _divide_entries(old: list[int | None], new: list[int | None]) -> Fraction | None:
-    """The number of entries of the sizes `old`, divided by the entries of the sizes `new`; None if it is unknown."""
-    if None in old or None in new or -1 in new or 0 in new:
+def _divide_entries(old_sizes: list[int | None], new_sizes: list[int | None]) -> Fraction | None:
+    """The number of entries of `old_sizes`, divided by the entries of `new_sizes`; None if it is unknown."""
+    if None in old_sizes or None in new_sizes or -1 in new_sizes or 0 in new_sizes:
         return None
-    return Fraction(math.prod(size or 0 for size in old), math.prod(size or 0 for size in new))
+    return Fraction(math.prod(size or 0 for size in old_sizes), math.prod(size or 0 for size in new_sizes))
 
 
 @register_rule("ExpandDims", moves=0)
 def expand(node: Node) -> Decision:
     placement = node.require_rows()
-    count, new_axis = node.count_axes(0), int(node.read_constant(1).reshape(()))
+    axis_count, new_axis = node.count_axes(0), int(node.read_constant(1).reshape(()))
     if new_axis < 0:
-        new_axis += count + 1
+        new_axis += axis_count + 1
     return node.decide([None], placement._replace(axis=placement.axis + (new_axis <= placement.axis)))
 
 
 @register_rule("Squeeze", moves=0)
 def squeeze(node: Node) -> Decision:
     placement = node.require_rows()
-    before = node.read_shape(0)
-    axes = [int(axis) % len(before) for axis in node.read_attribute("squeeze_dims")]
+    old_shape = node.read_shape(0)
+    axes = [int(axis) % len(old_shape) for axis in node.read_attribute("squeeze_dims")]
     if not axes:
-        require(all(size is not None for index, size in enumerate(before) if index != placement.axis))
+        require(all(size is not None for index, size in enumerate(old_shape) if index != placement.axis))
         require(placement.rows.chosen is None)  # a mask may select a single row, whose axis the op drops
-        axes = [index for index, size in enumerate(before) if size == 1 and index != placement.axis]
+        axes = [index for index, size in enumerate(old_shape) if size == 1 and index != placement.axis]
     require(placement.axis not in axes)  # a batch may have one row, and a rank none or all of them
-    after = placement._replace(axis=placement.axis - sum(axis < placement.axis for axis in axes))
+    new_placement = placement._replace(axis=placement.axis - sum(axis < placement.axis for axis in axes))
 
-    def emit(_: Any, part: Any) -> list[Any]:
-        return [tf.squeeze(part, axes) if axes else tf.identity(part)]
+    def emit(_: Any, own_rows: Any) -> list[Any]:
+        return [tf.squeeze(own_rows, axes) if axes else tf.identity(own_rows)]
 
-    return node.decide([None], after, emit=emit)
+    return node.decide([None], new_placement, emit=emit)
 
 
 @register_rule("EnsureShape", linear=0)
 def ensure(node: Node) -> Decision:
-    placement, wanted = node.require_rows(), node.read_attribute("shape")
-    require(wanted.unknown_rank or wanted.dim[placement.axis].size < 0)  # a slice lacks the script's fixed length
+    placement, required_shape = node.require_rows(), node.read_attribute("shape")
+    # A slice lacks the script's fixed length.
+    require(required_shape.unknown_rank or required_shape.dim[placement.axis].size < 0)
     return node.decide([None], placement)
 
 
@@ -171,8 +172,8 @@ def transpose(node: Node) -> Decision:
 def broadcast(node: Node) -> Decision:
     result = _place_result(node)
     # The last axes of input and result correspond, so the axis of the rows is counted from the end.
-    from_end = len(node.read_sizes(1)) - result.axis
-    axis = node.count_axes(0) - from_end
+    axis_from_end = len(node.read_sizes(1)) - result.axis
+    axis = node.count_axes(0) - axis_from_end
     need = WHOLE if axis < 0 else node.bring_rows(0, shard(axis, result.rows))
     return node.decide([need, None], result)
 
@@ -197,9 +198,9 @@ def tile(node: Node) -> Decision:
 @register_rule("Range")
 def count_up(node: Node) -> Decision:
     """`tf.range(rows)` numbers the rows of the script's batch: a rank begins with the index of its first row."""
-    start, limit, delta = (node.inputs[index].sizes for index in range(3))
-    rows = require_known(limit[0].rows if limit else None)
-    require(start == (Size(None, 0),) and delta == (Size(None, 1),) and rows.is_contiguous)
+    start_sizes, limit_sizes, delta_sizes = (node.inputs[index].sizes for index in range(3))
+    rows = require_known(limit_sizes[0].rows if limit_sizes else None)
+    require(start_sizes == (Size(None, 0),) and delta_sizes == (Size(None, 1),) and rows.is_contiguous)
 
     def emit(copy: Any, start: Any, limit: Any, delta: Any) -> list[Any]:
         return [tf.range(limit, dtype=limit.dtype) + tf.cast(copy.find_first(limit), limit.dtype)]

@@ -30,8 +30,8 @@ def describe_shape(node: Node, index: int) -> list[Size]:
 
 @register_rule("Shape ShapeN")
 def shape(node: Node) -> Decision:
-    count = len(node.inputs)
-    return node.decide([None] * count, *(make_sizes(describe_shape(node, index)) for index in range(count)))
+    input_count = len(node.inputs)
+    return node.decide([None] * input_count, *(make_sizes(describe_shape(node, index)) for index in range(input_count)))
 
 
 @register_rule("Size")
@@ -98,8 +98,9 @@ def find_broadcast_axes(node: Node) -> Decision:
     number of rows that a mask selects may be 1, and such an axis must not be named on one rank alone.
     """
     first, second = node.read_sizes(0), node.read_sizes(1)
-    count = max(len(first), len(second))
-    padded = [[Size(None, 1)] * (count - len(sizes)) + list(sizes) for sizes in (first, second)]  # missing axes first
+    axis_count = max(len(first), len(second))
+    # Missing axes first.
+    padded_shapes = [[Size(None, 1)] * (axis_count - len(sizes)) + list(sizes) for sizes in (first, second)]
     may_be_equal = len(first) == len(second) and all(map(_may_be_equal, first, second))
     are_equal = may_be_equal and first == second and Size() not in first  # two unknown sizes may differ
 
@@ -118,7 +119,7 @@ def find_broadcast_axes(node: Node) -> Decision:
         shapes_of_more = [tf.where(mask & (shape == 1), 2, shape) for mask, shape in zip(are_chosen, shapes)]
         return list(tf.raw_ops.BroadcastGradientArgs(s0=shapes_of_more[0], s1=shapes_of_more[1]))
 
-    gives = [WHOLE._replace(axes=tuple(map(is_named, sizes))) for sizes in padded]
+    gives = [WHOLE._replace(axes=tuple(map(is_named, sizes))) for sizes in padded_shapes]
     return node.decide([], *gives, emit=emit if any(map(any, are_chosen)) else None)
 
 
@@ -155,8 +156,8 @@ def _join_lengths(first: Size, second: Size) -> Size:
     if first == Size(None, 0):
         return second
     if first.rows is None and second.rows is None:
-        known = None not in (first.value, second.value)
-        return Size(None, first.value + second.value if known else None)  # type: ignore[operator]
+        are_known = None not in (first.value, second.value)
+        return Size(None, first.value + second.value if are_known else None)  # type: ignore[operator]
     rows = [require_known(first.rows), require_known(second.rows)]  # no `Size` is a number of rows plus a constant
-    require(all(one.chosen is None for one in rows))
+    require(all(part_rows.chosen is None for part_rows in rows))
     return Size(Rows(rows[0].blocks + rows[1].blocks))

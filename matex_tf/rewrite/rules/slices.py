@@ -88,35 +88,37 @@ def _place_slice(
     result_axis = axis = 0  # the next axes of the result and of the sliced tensor
     result: Placement | None = None
     needs: list[Placement | None] = [  # of inputs 1 to 3
-        None if node.get_placement(number).kind == SIZES else WHOLE for number in (_BEGIN, _END, _STRIDE)
+        None if node.get_placement(input_number).kind == SIZES else WHOLE for input_number in (_BEGIN, _END, _STRIDE)
     ]
     # Each entry of begin, end and stride is for one axis, for a new axis, or for "...": all axes without an entry.
     for index in range(entry_count):
-        bits = {name for name, mask in masks.items() if mask >> index & 1}
-        if "ellipsis" in bits:  # takes all entries of the axes that it stands for
-            skipped = rank - named_axes
-            if axis <= placement.axis < axis + skipped:
+        entry_masks = {name for name, mask in masks.items() if mask >> index & 1}
+        if "ellipsis" in entry_masks:  # takes all entries of the axes that it stands for
+            skipped_axes = rank - named_axes
+            if axis <= placement.axis < axis + skipped_axes:
                 result = shard(result_axis + placement.axis - axis, placement.rows)
-            result_axis, axis = result_axis + skipped, axis + skipped
+            result_axis, axis = result_axis + skipped_axes, axis + skipped_axes
             continue
-        if "new_axis" in bits:
+        if "new_axis" in entry_masks:
             result_axis += 1
             continue
-        takes_one = "shrink_axis" in bits  # the entry at `begin`; then the result does not have the axis
+        takes_one = "shrink_axis" in entry_masks  # the entry at `begin`; then the result does not have the axis
         # A bit of the masks "begin" and "end" means that the slice has no such bound along the axis.
-        bounding = [number for number, name in ((_BEGIN, "begin"), (_END, "end")) if name not in bits]
+        bounding_inputs = [
+            input_number for input_number, name in ((_BEGIN, "begin"), (_END, "end")) if name not in entry_masks
+        ]
         if axis == placement.axis:  # the axis of the rows: the slice must take whole blocks, with stride 1
             require(not takes_one and node.read_sizes(_STRIDE)[index] == Size(None, 1))
             bounds: dict[int, Size] = {}
-            for number in bounding:
-                sizes = read_along(node, number, index, placement, length)
-                bounds[number], needs[number - 1] = sizes[index], find_need(node, number, sizes)
+            for input_number in bounding_inputs:
+                sizes = read_along(node, input_number, index, placement, length)
+                bounds[input_number], needs[input_number - 1] = sizes[index], find_need(node, input_number, sizes)
             result = shard(result_axis, _slice_blocks(placement.rows, bounds.get(_BEGIN), bounds.get(_END)))
         else:  # another axis: its bounds must not count rows, of which a rank has another number than the script
-            for number in bounding:
+            for input_number in bounding_inputs:
                 # A slice that takes one entry does not read its end.
-                is_read = node.get_placement(number).kind == SIZES and not (takes_one and number == _END)
-                require(not is_read or node.read_sizes(number)[index].rows is None)
+                is_read = node.get_placement(input_number).kind == SIZES and not (takes_one and input_number == _END)
+                require(not is_read or node.read_sizes(input_number)[index].rows is None)
         result_axis, axis = result_axis + (not takes_one), axis + 1
     if result is None:  # the slice names fewer axes, and not the axis of the rows
         result = shard(result_axis + placement.axis - axis, placement.rows)
@@ -132,18 +134,20 @@ def slice_backward(node: Node) -> Decision:
     """
     gradient, length = node.require_rows(4), node.read_length(4)
     sizes = node.read_sizes(0)
-    counted = find_rows(sizes)
-    if counted:  # a number of the shape counts rows
-        candidates = [counted]
+    counted_placement = find_rows(sizes)
+    if counted_placement:  # a number of the shape counts rows
+        candidates = [counted_placement]
     else:  # a constant shape: the slice takes all rows, so the axis is as long as the gradient's axis of rows
         axes = [axis for axis, size in enumerate(sizes) if length is not None and size.value == length]
         candidates = [shard(axis, gradient.rows) for axis in axes]
-    for before in candidates:
-        after, needs = _place_slice(node, before, len(sizes), None if counted else length)
-        if after.has_layout(gradient):
+    for source_placement in candidates:
+        result_placement, needs = _place_slice(
+            node, source_placement, len(sizes), None if counted_placement else length
+        )
+        if result_placement.has_layout(gradient):
             # A rank pads to its own number of rows.
-            need = find_need(node, 0, replace_size(sizes, before.axis, before.rows))
-            return node.decide([need, *needs, None], before)
+            need = find_need(node, 0, replace_size(sizes, source_placement.axis, source_placement.rows))
+            return node.decide([need, *needs, None], source_placement)
     raise NoRuleError
 
 
@@ -165,11 +169,11 @@ def _is_length(size: Size, rows: Rows) -> bool:
 def slice_by_sizes(node: Node) -> Decision:
     placement = node.require_rows()
     begins, counts = (read_along(node, index, placement.axis, placement, node.read_length(0)) for index in (1, 2))
-    others = [size for sizes in (begins, counts) for axis, size in enumerate(sizes) if axis != placement.axis]
-    require(all(size.rows is None for size in others))
+    other_sizes = [size for sizes in (begins, counts) for axis, size in enumerate(sizes) if axis != placement.axis]
+    require(all(size.rows is None for size in other_sizes))
     begin, count = begins[placement.axis], counts[placement.axis]
     rows, takes_rest = placement.rows, count == Size(None, -1)  # -1: up to the end of the axis
     if begin != Size(None, 0) or not (takes_rest or _is_length(count, rows)):
-        first = read_unit(begin)
-        rows = take_blocks(rows, first, None if takes_rest else first + read_unit(count))
+        first_entry = read_unit(begin)
+        rows = take_blocks(rows, first_entry, None if takes_rest else first_entry + read_unit(count))
     return node.decide([None, find_need(node, 1, begins), find_need(node, 2, counts)], shard(placement.axis, rows))

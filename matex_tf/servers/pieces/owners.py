@@ -33,9 +33,9 @@ _why_whole = ""  # with `auto`: why variables are no longer held in pieces; "" i
 def is_chosen() -> bool:
     """Whether updates are sharded if possible."""
     # A phantom rank could not get the pieces of ranks that do not exist.
-    name = settings.get_strategy_name(settings.get_settings().strategy)
-    is_asked = name in ("sharded", "servers") or (is_left_open() and not find_obstacle())
-    return is_asked and world.is_active() and not world.get_world().is_phantom
+    strategy_name = settings.get_strategy_name(settings.get_settings().strategy)
+    is_requested = strategy_name in ("sharded", "servers") or (is_left_open() and not find_obstacle())
+    return is_requested and world.is_active() and not world.get_world().is_phantom
 
 
 def is_left_open() -> bool:
@@ -45,12 +45,12 @@ def is_left_open() -> bool:
 
 def find_obstacle() -> str:
     """Why `auto` means `allreduce` from the start; "" if only the steps can decide."""
-    chosen = settings.get_settings()
-    if chosen.elastic:
+    user_settings = settings.get_settings()
+    if user_settings.elastic:
         return "with MATEX_ELASTIC each step would send copies of the pieces"
-    if chosen.adapt == "ranks":
+    if user_settings.adapt == "ranks":
         return "with MATEX_ADAPT=ranks the number of ranks and the strategy change together"
-    if chosen.compression != settings.NO_COMPRESSION or chosen.check_numerics:
+    if user_settings.compression != settings.NO_COMPRESSION or user_settings.check_numerics:
         return "compressed or checked gradients are summed whole"
     return pieces.ASKED if world.script_knows_ranks else _why_whole
 
@@ -75,9 +75,11 @@ def is_count_automatic() -> bool:
 
 def may_change_strategy() -> bool:
     """Whether ranks may switch to another strategy with the same result, because the user chose none."""
-    chosen = settings.get_settings()
-    is_free = settings.PREFIX + "STRATEGY" not in os.environ or is_count_automatic()
-    return chosen.adapt == "ranks" and bool(chosen.proof) and is_free and world.get_world().size > 1
+    user_settings = settings.get_settings()
+    is_strategy_open = settings.PREFIX + "STRATEGY" not in os.environ or is_count_automatic()
+    return (
+        user_settings.adapt == "ranks" and bool(user_settings.proof) and is_strategy_open and world.get_world().size > 1
+    )
 
 
 def compare_strategies(weights: float, slots: float) -> tuple[str, float]:
@@ -89,10 +91,10 @@ def compare_strategies(weights: float, slots: float) -> tuple[str, float]:
     if not _known_hosts or not weights:
         return "", 0.0
     hosts = _known_hosts[0]
-    fitting = partition.list_fitting_counts(hosts, slots)
-    if not fitting:
+    fitting_counts = partition.list_fitting_counts(hosts, slots)
+    if not fitting_counts:
         return "", 0.0
-    seconds_in_pieces = min(hosts.estimate_step(count, weights, slots) for count in fitting)
+    seconds_in_pieces = min(hosts.estimate_step(count, weights, slots) for count in fitting_counts)
     gain = hosts.estimate_whole_step(weights, slots) - seconds_in_pieces
     return ("allreduce", -gain) if is_count_automatic() else ("servers:auto", gain)
 
@@ -106,13 +108,16 @@ def note_hosts(link: tuple[float, float] | None) -> None:
     nodes = world.get_world().nodes
     properties = objects.allgather((memory.measure_free(), link), "what hosts have for servers:auto")
     # The use of memory varies. So a node must have MARGIN times the bytes that it is estimated to need.
-    free = {
-        node: min(free_bytes for (free_bytes, _), of_rank in zip(properties, nodes) if of_rank == node) / memory.MARGIN
+    free_by_node = {
+        node: min(free_bytes for (free_bytes, _), node_of_rank in zip(properties, nodes) if node_of_rank == node)
+        / memory.MARGIN
         for node in nodes
     }
-    sums = properties[0][1]
-    network = fit_link(sums[0], sums[1], len(free)) if sums and len(free) > 1 else None
-    _known_hosts[:] = [Hosts(nodes, free, network)]
+    first_link = properties[0][1]
+    network = (
+        fit_link(first_link[0], first_link[1], len(free_by_node)) if first_link and len(free_by_node) > 1 else None
+    )
+    _known_hosts[:] = [Hosts(nodes, free_by_node, network)]
 
 
 def list_owners() -> list[int]:
@@ -120,25 +125,25 @@ def list_owners() -> list[int]:
 
     Raises SetupError if there are fewer ranks than requested owners, or if no rank remains to train.
     """
-    here, strategy = world.get_world(), settings.get_settings().strategy
+    me, strategy = world.get_world(), settings.get_settings().strategy
     if is_count_automatic():
-        return partition.choose_owners(here.nodes, _chosen_count[0])
-    if here.servers:  # the last ranks only serve
-        if here.trainers < 1:
+        return partition.choose_owners(me.nodes, _chosen_count[0])
+    if me.servers:  # the last ranks only serve
+        if me.trainers < 1:
             raise errors.SetupError(
-                f"MATEX_STRATEGY={strategy} asks for {here.servers} ranks that only serve, and of {here.size} none is "
-                f"left to train. Start {here.servers + 1} ranks or more, or set servers:{here.size}, with which each "
+                f"MATEX_STRATEGY={strategy} asks for {me.servers} ranks that only serve, and of {me.size} none is "
+                f"left to train. Start {me.servers + 1} ranks or more, or set servers:{me.size}, with which each "
                 "owner of weights trains, too."
             )
-        return list(range(here.trainers, here.size))
-    requested = settings.get_strategy_number(strategy, here.size)
-    if requested > here.size and not here.has_lost:
+        return list(range(me.trainers, me.size))
+    requested = settings.get_strategy_number(strategy, me.size)
+    if requested > me.size and not me.has_lost:
         raise errors.SetupError(
-            f"MATEX_STRATEGY={strategy} asks for {requested} owners of the weights, and there are {here.size} ranks. "
-            f"Each owner is a rank that trains, too: set one of servers:1 to servers:{here.size}, or sharded, with "
+            f"MATEX_STRATEGY={strategy} asks for {requested} owners of the weights, and there are {me.size} ranks. "
+            f"Each owner is a rank that trains, too: set one of servers:1 to servers:{me.size}, or sharded, with "
             "which each rank is one."
         )
-    return partition.choose_owners(here.nodes, requested)
+    return partition.choose_owners(me.nodes, requested)
 
 
 def cut_variable(variable: Any) -> tuple[int, ...]:
@@ -146,14 +151,14 @@ def cut_variable(variable: Any) -> tuple[int, ...]:
 
     Example: if ranks 0 and 2 of 3 own the halves of 64 elements, these are 0, 32, 32, 64.
     """
-    owning = list_owners()
-    key = _CUTS, tuple(owning), world.get_world().size
+    owner_ranks = list_owners()
+    key = _CUTS, tuple(owner_ranks), world.get_world().size
 
     def cut() -> tuple[int, ...]:
-        balance = _balances.setdefault((key, variable.dtype), partition.Balance(len(owning), variable.dtype.size))
+        balance = _balances.setdefault((key, variable.dtype), partition.Balance(len(owner_ranks), variable.dtype.size))
         cuts = balance.cut(variable.shape.num_elements())
         # Ranks that own nothing have an empty piece, which begins where the piece of the next owner begins.
-        return tuple(cuts[bisect.bisect_left(owning, rank)] for rank in range(world.get_world().size + 1))
+        return tuple(cuts[bisect.bisect_left(owner_ranks, rank)] for rank in range(world.get_world().size + 1))
 
     return tags.get_or_make_tag(variable, str(key), cut)
 
@@ -169,14 +174,14 @@ def choose_owners(variables: Sequence[Any], slots: Sequence[Any]) -> None:
 def report_owners() -> None:
     """Report the ranks that own a piece, unless all do."""
     if is_chosen() and not is_count_automatic() and len(list_owners()) < world.get_world().size:
-        here, owning = world.get_world(), list_owners()
+        me, owner_ranks = world.get_world(), list_owners()
         text = f"MATEX_STRATEGY={settings.get_settings().strategy}: the optimizer's variables are on rank "
-        if here.servers:
-            which = ", ".join(f"{rank} ({here.hosts[rank]})" for rank in owning)
-            serving = "which only serves" if len(owning) == 1 else "which only serve"
-            text += f"{which}, {serving}: {here.trainers} of {here.size} ranks train"
+        if me.servers:
+            owner_names = ", ".join(f"{rank} ({me.hosts[rank]})" for rank in owner_ranks)
+            serving_clause = "which only serves" if len(owner_ranks) == 1 else "which only serve"
+            text += f"{owner_names}, {serving_clause}: {me.trainers} of {me.size} ranks train"
         else:
-            text += ", ".join(map(str, owning))
+            text += ", ".join(map(str, owner_ranks))
         notes.print_note(text)
 
 
@@ -186,25 +191,30 @@ def choose_count(hosts: Hosts, weights: float, slots: float) -> tuple[int, str]:
     Among the numbers for which the slots fit in memory, choose the one with the shortest step, or the largest of equal
     ones.
     """
-    ranks = len(hosts.nodes)
-    fitting = partition.list_fitting_counts(hosts, slots)
-    best = min(fitting or [ranks], key=lambda count: (hosts.estimate_step(count, weights, slots), -count))
-    which = ", ".join(map(str, partition.choose_owners(hosts.nodes, best)))
-    where = f"each of the {ranks} ranks" if best == ranks else f"rank {which} of {ranks}"
+    rank_count = len(hosts.nodes)
+    fitting_counts = partition.list_fitting_counts(hosts, slots)
+    best_count = min(
+        fitting_counts or [rank_count], key=lambda count: (hosts.estimate_step(count, weights, slots), -count)
+    )
+    owner_numbers = ", ".join(map(str, partition.choose_owners(hosts.nodes, best_count)))
+    owners = f"each of the {rank_count} ranks" if best_count == rank_count else f"rank {owner_numbers} of {rank_count}"
     seconds_by_count = {
-        count: f"{1e3 * hosts.estimate_step(count, weights, slots):.1f} ms" for count in (best, 1, ranks)
+        count: f"{1e3 * hosts.estimate_step(count, weights, slots):.1f} ms" for count in (best_count, 1, rank_count)
     }
-    text = f"S = {best}: the optimizer's {settings.format_bytes(slots)} are in pieces on {where}. To sum, update and "
-    text += f"publish {settings.format_bytes(weights)} of weights takes {seconds_by_count.pop(best)}"
+    text = (
+        f"S = {best_count}: the optimizer's {settings.format_bytes(slots)} are in pieces on {owners}. To sum, update "
+        "and "
+    )
+    text += f"publish {settings.format_bytes(weights)} of weights takes {seconds_by_count.pop(best_count)}"
     for count, seconds in seconds_by_count.items():
-        why = "" if count in fitting else ", but memory does not hold it"
-        text += f"; with S = {count} it takes {seconds}{why}"
-    if not fitting:
+        memory_clause = "" if count in fitting_counts else ", but memory does not hold it"
+        text += f"; with S = {count} it takes {seconds}{memory_clause}"
+    if not fitting_counts:
         text += ". Memory holds the pieces with no S, and with this one they are smallest"
-    return best, f"{text}. This is estimated: {hosts.describe_assumptions()}"
+    return best_count, f"{text}. This is estimated: {hosts.describe_assumptions()}"
 
 
 def measure_bytes(variables: Sequence[Any]) -> int:
     """The bytes of complete variables."""
-    inner = [find_tf_variable(variable) for variable in variables]
-    return sum(variable.shape.num_elements() * variable.dtype.size for variable in inner)
+    tf_variables = [find_tf_variable(variable) for variable in variables]
+    return sum(variable.shape.num_elements() * variable.dtype.size for variable in tf_variables)

@@ -54,11 +54,11 @@ def choose_owners(nodes: Sequence[int], count: int) -> list[int]:
 def _order_ranks(nodes: Sequence[int]) -> list[int]:
     """The first rank of each node, then the second of each, and so on."""
     ranks_of_node: Counter[int] = Counter()
-    order = []
+    sort_keys = []
     for rank, node in enumerate(nodes):
-        order.append((ranks_of_node[node], rank))
+        sort_keys.append((ranks_of_node[node], rank))
         ranks_of_node[node] += 1
-    return [rank for _, rank in sorted(order)]
+    return [rank for _, rank in sorted(sort_keys)]
 
 
 def list_fitting_counts(hosts: Hosts, slots: float) -> list[int]:
@@ -66,5 +66,5 @@ def list_fitting_counts(hosts: Hosts, slots: float) -> list[int]:
 
     slots: the bytes of the optimizer's variables, which the owners hold in equal shares.
     """
-    order = _order_ranks(hosts.nodes)
-    return [count for count in range(1, len(order) + 1) if hosts.can_hold(order[:count], slots)]
+    ordered_ranks = _order_ranks(hosts.nodes)
+    return [count for count in range(1, len(ordered_ranks) + 1) if hosts.can_hold(ordered_ranks[:count], slots)]

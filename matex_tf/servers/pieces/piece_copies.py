@@ -55,24 +55,24 @@ _buffers: list[np.ndarray] = []
 """Buffers of an exchange. If a rank is lost in the exchange they stay here, as MPI may still read and write them."""
 
 
-def find_keeper(rank: int, nodes: Sequence[int], owning: Sequence[int]) -> int:
+def find_keeper(rank: int, nodes: Sequence[int], owner_ranks: Sequence[int]) -> int:
     """The rank that has the copies of `rank`'s pieces: the next one, in a circle. Ranks on the same node come first,
     because copies to them do not cross the network; and among them ranks that own pieces, as others may lack memory.
 
     nodes: the node of each rank.
-    owning: the ranks that own pieces.
+    owner_ranks: the ranks that own pieces.
     """
-    others = [(rank + distance) % len(nodes) for distance in range(1, len(nodes))]
-    candidates = [other for other in others if nodes[other] == nodes[rank]] or others
-    return next((other for other in candidates if other in owning), candidates[0])
+    other_ranks = [(rank + distance) % len(nodes) for distance in range(1, len(nodes))]
+    candidates = [other_rank for other_rank in other_ranks if nodes[other_rank] == nodes[rank]] or other_ranks
+    return next((other_rank for other_rank in candidates if other_rank in owner_ranks), candidates[0])
 
 
 def send_copies(variables: Iterable[Any]) -> None:
     """After a step has updated `variables`: send this rank's pieces, and receive the pieces to keep. Collective."""
     _sent.clear()
-    in_pieces = [variable for variable in variables if variable.is_in_pieces()]
-    if in_pieces and world.get_world().size > 1:
-        for variable, copies in zip(in_pieces, _exchange_pieces(in_pieces)):
+    variables_in_pieces = [variable for variable in variables if variable.is_in_pieces()]
+    if variables_in_pieces and world.get_world().size > 1:
+        for variable, copies in zip(variables_in_pieces, _exchange_pieces(variables_in_pieces)):
             _sent[variable.number] = variable, copies
 
 
@@ -94,35 +94,40 @@ def restore_lost() -> Callable[[], None]:
     Raises LostRankError on all ranks if both the owner of a piece and its keeper are lost.
     """
     variables = {variable.number: variable for variable in pieces.list_variables()}
-    known = {
+    knowledge = {
         number: _Known(variable.is_in_pieces(), _list_copied_origins(variable), variable.of())
         for number, variable in variables.items()
     }
-    told = {number: one._replace(weight=one.weight is not None) for number, one in known.items()}
-    gathered = objects.allgather(told, "which pieces of an optimizer are left")
-    values: dict[int, np.ndarray] = {}
+    sent_knowledge = {
+        number: known_variable._replace(weight=known_variable.weight is not None)
+        for number, known_variable in knowledge.items()
+    }
+    knowledge_of_ranks = objects.allgather(sent_knowledge, "which pieces of an optimizer are left")
+    whole_values: dict[int, np.ndarray] = {}
     # Variables that all remaining ranks still have. Python may have collected others on some ranks only.
-    common = sorted(set(gathered[0]).intersection(*gathered))
-    for number in common:
-        of_ranks = [of_rank[number] for of_rank in gathered]
-        are_in_pieces = [of_rank.is_in_pieces for of_rank in of_ranks]
+    common_numbers = sorted(set(knowledge_of_ranks[0]).intersection(*knowledge_of_ranks))
+    for number in common_numbers:
+        known_by_ranks = [rank_knowledge[number] for rank_knowledge in knowledge_of_ranks]
+        are_in_pieces = [known_variable.is_in_pieces for known_variable in known_by_ranks]
         if all(are_in_pieces):
-            values[number] = _assemble(variables[number], [of_rank.origins for of_rank in of_ranks])
+            whole_values[number] = _assemble(
+                variables[number], [known_variable.origins for known_variable in known_by_ranks]
+            )
         elif any(are_in_pieces):  # a rank was lost while the form changed: a rank that has it whole sends it
-            values[number] = _send_whole(variables[number], are_in_pieces.index(False))
+            whole_values[number] = _send_whole(variables[number], are_in_pieces.index(False))
 
     def assign_values() -> None:
-        for number in common:
+        for number in common_numbers:
             variable = variables[number]
-            if number in values:
-                variable.put_whole(values[number])
+            if number in whole_values:
+                variable.put_whole(whole_values[number])
             # The cuts balance over all variables cut before. So ranks cut only variables whose weight exists on all
             # ranks: otherwise the cuts of later ones would differ between ranks. The others keep their old cuts.
-            if variable.cuts and all(of_rank[number].weight for of_rank in gathered):
-                variable.cuts = owners.cut_variable(known[number].weight)
+            if variable.cuts and all(rank_knowledge[number].weight for rank_knowledge in knowledge_of_ranks):
+                variable.cuts = owners.cut_variable(knowledge[number].weight)
         # Variables that another rank has collected: no script uses them. They still have cuts for the lost ranks, so a
         # later `restore_lost` must not find them.
-        for number in variables.keys() - set(common):
+        for number in variables.keys() - set(common_numbers):
             pieces.forget_variable(number)
         _kept.clear()
         _cut_for[:] = membership.list_origins()
@@ -134,25 +139,29 @@ def _exchange_pieces(variables: Sequence[Any]) -> list[_Copies]:
     """Send this rank's pieces to its keeper. Returns the copies that this rank keeps, for each variable. Collective."""
     from mpi4py import MPI
 
-    here, origins = world.get_world(), membership.list_origins()
-    owning = owners.list_owners()
-    keepers = [find_keeper(rank, here.nodes, owning) for rank in range(here.size)]
+    me, origins = world.get_world(), membership.list_origins()
+    owner_ranks = owners.list_owners()
+    keepers = [find_keeper(rank, me.nodes, owner_ranks) for rank in range(me.size)]
     own_pieces = np.concatenate([_copy_piece(variable) for variable in variables])
-    sizes = {rank: [_count_bytes(variable, rank) for variable in variables] for rank in range(here.size)}
-    received = {
-        rank: np.empty(sum(sizes[rank]), np.uint8) for rank, keeper in enumerate(keepers) if keeper == here.rank
+    piece_sizes = {rank: [_count_bytes(variable, rank) for variable in variables] for rank in range(me.size)}
+    buffers_by_rank = {
+        rank: np.empty(sum(piece_sizes[rank]), np.uint8) for rank, keeper in enumerate(keepers) if keeper == me.rank
     }
     communicator = world.get_communicator("control")
-    _buffers[:] = [own_pieces, *received.values()]
+    _buffers[:] = [own_pieces, *buffers_by_rank.values()]
     with objects.start_exchange("copies of pieces of an optimizer"):
         requests = [
-            communicator.Irecv([part, MPI.BYTE], rank) for rank, data in received.items() for part in _split(data)
+            communicator.Irecv([part, MPI.BYTE], rank)
+            for rank, buffer in buffers_by_rank.items()
+            for part in _split(buffer)
         ]
-        requests += [communicator.Isend([part, MPI.BYTE], keepers[here.rank]) for part in _split(own_pieces)]
+        requests += [communicator.Isend([part, MPI.BYTE], keepers[me.rank]) for part in _split(own_pieces)]
         MPI.Request.Waitall(requests)
     _buffers.clear()
-    copies = {rank: np.split(data, np.cumsum(sizes[rank])[:-1]) for rank, data in received.items()}
-    return [{origins[rank]: of_rank[index] for rank, of_rank in copies.items()} for index in range(len(variables))]
+    copies = {rank: np.split(buffer, np.cumsum(piece_sizes[rank])[:-1]) for rank, buffer in buffers_by_rank.items()}
+    return [
+        {origins[rank]: rank_copies[index] for rank, rank_copies in copies.items()} for index in range(len(variables))
+    ]
 
 
 def _split(data: np.ndarray) -> list[np.ndarray]:
@@ -172,8 +181,8 @@ def _copy_piece(variable: Any) -> np.ndarray:
 
 def _list_copied_origins(variable: Any) -> list[int]:
     """The origins of the ranks for which this rank keeps valid copies; none if the copies are outdated (`_Kept`)."""
-    kept = _kept.get(variable.number)
-    return list(kept.copies) if kept is not None and kept.updates == variable.updates else []
+    kept_entry = _kept.get(variable.number)
+    return list(kept_entry.copies) if kept_entry is not None and kept_entry.updates == variable.updates else []
 
 
 def _assemble(variable: Any, copied_origins: Sequence[Sequence[int]]) -> np.ndarray:
@@ -182,27 +191,27 @@ def _assemble(variable: Any, copied_origins: Sequence[Sequence[int]]) -> np.ndar
     `copied_origins`: `_list_copied_origins` of each rank.
     """
     own_rank, origins = world.get_world().rank, membership.list_origins()
-    whole = np.empty(variable.shape.num_elements() * variable.dtype.size, np.uint8)
+    value_bytes = np.empty(variable.shape.num_elements() * variable.dtype.size, np.uint8)
     # Piece `index` belongs to the rank with this origin.
     for index, origin in enumerate(_cut_for or range(len(variable.cuts) - 1)):
         start, size = variable.cuts[index] * variable.dtype.size, _count_bytes(variable, index)
         if not size:
             continue
         if origin in origins:  # the owner is still here
-            sources = [origins.index(origin)]
+            source_ranks = [origins.index(origin)]
         else:
-            sources = [rank for rank, copied in enumerate(copied_origins) if origin in copied]
-        if not sources:
+            source_ranks = [rank for rank, rank_origins in enumerate(copied_origins) if origin in rank_origins]
+        if not source_ranks:
             raise membership.make_loss_error(
                 f"rank {origin} had a piece of the optimizer's variables, and no other has a copy of it as it is now: "
                 "no step ended since it was created or changed outside of a step, or the rank with the copy is lost, "
                 "too"
             )
-        data = None
-        if own_rank == sources[0]:
-            data = _copy_piece(variable) if origin == origins[own_rank] else _kept[variable.number].copies[origin]
-        _broadcast(data, whole[start : start + size], sources[0])
-    return whole.view(variable.dtype.as_numpy_dtype).reshape(tuple(variable.shape))
+        piece = None
+        if own_rank == source_ranks[0]:
+            piece = _copy_piece(variable) if origin == origins[own_rank] else _kept[variable.number].copies[origin]
+        _broadcast(piece, value_bytes[start : start + size], source_ranks[0])
+    return value_bytes.view(variable.dtype.as_numpy_dtype).reshape(tuple(variable.shape))
 
 
 def _send_whole(variable: Any, root: int) -> np.ndarray:
@@ -217,5 +226,7 @@ def _send_whole(variable: Any, root: int) -> np.ndarray:
 def _broadcast(data: np.ndarray | None, target: np.ndarray, root: int) -> None:
     """Copy `data` of rank `root` to `target` of every rank, both bytes. Collective."""
     for start in range(0, len(target), _MAX_MESSAGE_BYTES):
-        sent = data[start : start + _MAX_MESSAGE_BYTES] if data is not None and world.get_world().rank == root else None
-        target[start : start + _MAX_MESSAGE_BYTES] = objects.broadcast(sent, "a piece of an optimizer", root=root)
+        sent_part = (
+            data[start : start + _MAX_MESSAGE_BYTES] if data is not None and world.get_world().rank == root else None
+        )
+        target[start : start + _MAX_MESSAGE_BYTES] = objects.broadcast(sent_part, "a piece of an optimizer", root=root)

@@ -69,9 +69,9 @@ def _wrap_add_slot(original: Any) -> Any:
         create = functools.partial(_create_slot, self, weight)
         with tf.variable_creator_scope(create) if owners.is_chosen() else contextlib.nullcontext():
             slot = original(self, *args, **kwargs)
-        inner = find_tf_variable(slot)
-        if inner.shape == weight.shape and inner.dtype == weight.dtype:
-            tags.set_tag(inner, _SLOT, (weakref.ref(weight), weakref.ref(self)))
+        slot_variable = find_tf_variable(slot)
+        if slot_variable.shape == weight.shape and slot_variable.dtype == weight.dtype:
+            tags.set_tag(slot_variable, _SLOT, (weakref.ref(weight), weakref.ref(self)))
         return slot
 
     return add_variable_from_reference
@@ -79,11 +79,11 @@ def _wrap_add_slot(original: Any) -> Any:
 
 @HOOKS.replace_in(_IF_HOOK_MISSING, keras2="optimizers.legacy.optimizer_v2:OptimizerV2._distributed_apply")
 def _wrap_legacy_apply(original: Any) -> Any:
-    def apply(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def distributed_apply(self: Any, *args: Any, **kwargs: Any) -> Any:
         report_whole(_name_optimizer(self), "it is one of tf.keras.optimizers.legacy")
         return original(self, *args, **kwargs)
 
-    return apply
+    return distributed_apply
 
 
 @HOOKS.replace(
@@ -180,10 +180,14 @@ def _create_slot(optimizer: Any, weight: Any, create: Callable[..., Any], **opti
         # differ between ranks, which compare it before. With `servers:auto` the number of owners is not known yet.
         is_constant = bool(tf.reduce_all(value == tf.reshape(value, [-1])[0]))
         cuts = owners.cut_variable(weight) if is_constant and not owners.is_count_automatic() else ()
-        more = {name: options[name] for name in ("synchronization", "aggregation") if options.get(name) is not None}
+        further_options = {
+            name: options[name] for name in ("synchronization", "aggregation") if options.get(name) is not None
+        }
         name = options.get("name") or "Variable"
         owner = _name_optimizer(optimizer)
-        slot = PieceVariable(value=value, cuts=cuts, of=weight, owner=owner, name=name, trainable=False, **more)
+        slot = PieceVariable(
+            value=value, cuts=cuts, of=weight, owner=owner, name=name, trainable=False, **further_options
+        )
     if is_traced:
         # If the first trace of a function created variables, TensorFlow traces it again without. It counts only what
         # `create` makes, so a small variable is created, too.
@@ -193,18 +197,18 @@ def _create_slot(optimizer: Any, weight: Any, create: Callable[..., Any], **opti
 
 def _choose_cuts(variables: Sequence[Any]) -> None:
     """Choose the cuts of the variables that have none yet."""
-    new = [variable for variable in variables if not variable.cuts and variable.of() is not None]
-    if new:
-        weights = list({id(variable.of()): variable.of() for variable in new}.values())
-        owners.choose_owners(weights, new)
-        for variable in new:
+    uncut_variables = [variable for variable in variables if not variable.cuts and variable.of() is not None]
+    if uncut_variables:
+        weights = list({id(variable.of()): variable.of() for variable in uncut_variables}.values())
+        owners.choose_owners(weights, uncut_variables)
+        for variable in uncut_variables:
             variable.cuts = owners.cut_variable(variable.of())
 
 
 def _report_refused(variables: Sequence[Any], why: str) -> None:
     for owner in dict.fromkeys(variable.owner for variable in variables):
-        refused = [variable.name for variable in variables if variable.owner == owner and variable.is_refused]
-        report_whole(f"'{refused[0]}' of {owner}" if refused else owner, why)
+        refused_names = [variable.name for variable in variables if variable.owner == owner and variable.is_refused]
+        report_whole(f"'{refused_names[0]}' of {owner}" if refused_names else owner, why)
 
 
 def _make_slots_whole(optimizer: Any) -> None:

@@ -73,35 +73,35 @@ def note_step(plan: Any) -> None:
     """Record which parts of the updates in a planned step could be sharded. plan: a `steps.plan.StepPlan`."""
     if not plan.trained:  # the step changes no weights
         return
-    found = [(variable, slots.find_slot(variable)) for variable in plan.traced.graph.variables]
-    step_slots = [(variable, slot) for variable, slot in found if slot is not None]
-    # `sharded`: the slots that the step takes in pieces. If there are none: the slots that it could take in pieces.
-    program, sharded, why_not = plan.program, plan.pieces.list_variables(), plan.why_whole
-    if not sharded:
-        program, sharded, why_not = _place_slots(plan, [variable for variable, _ in step_slots])
+    variables_and_slots = [(variable, slots.find_slot(variable)) for variable in plan.traced.graph.variables]
+    step_slots = [(variable, slot) for variable, slot in variables_and_slots if slot is not None]
+    # `sharded_slots`: the slots that the step takes in pieces. If there are none: those that it could take in pieces.
+    program, sharded_slots, why_not = plan.program, plan.pieces.list_variables(), plan.why_whole
+    if not sharded_slots:
+        program, sharded_slots, why_not = _place_slots(plan, [variable for variable, _ in step_slots])
     if not step_slots:
         why_not = why_not or "the optimizer has no variables with an entry for each entry of a weight"
     if why_not:
         note_obstacle("sharded", why_not)
     gradient_bytes = sum(_measure_sums(program)) if program is not None else 0
-    sharded_ids = set(map(id, sharded))
+    sharded_ids = set(map(id, sharded_slots))
     for optimizer in {id(slot.optimizer): slot.optimizer for _, slot in step_slots}.values():
-        own = [(variable, slot.weight) for variable, slot in step_slots if slot.optimizer is optimizer]
-        own_sharded = [(variable, weight) for variable, weight in own if id(variable) in sharded_ids]
-        weight_bytes = measure_bytes(list({id(weight): weight for _, weight in own_sharded}.values()))
-        slot_bytes = measure_bytes([variable for variable, _ in own_sharded])
-        whole_bytes = measure_bytes([variable for variable, _ in own]) - slot_bytes
+        own_slots = [(variable, slot.weight) for variable, slot in step_slots if slot.optimizer is optimizer]
+        own_sharded_slots = [(variable, weight) for variable, weight in own_slots if id(variable) in sharded_ids]
+        weight_bytes = measure_bytes(list({id(weight): weight for _, weight in own_sharded_slots}.values()))
+        slot_bytes = measure_bytes([variable for variable, _ in own_sharded_slots])
+        whole_bytes = measure_bytes([variable for variable, _ in own_slots]) - slot_bytes
         _noted[optimizer] = _UpdateBytes(gradient_bytes, weight_bytes, slot_bytes, whole_bytes, why_not)
         gradient_bytes = 0  # the sums of a step are recorded once, with its first optimizer
 
 
 def _note_eager(optimizer: Any) -> None:
     """An optimizer that updates in eager code keeps complete slots, which exist after its first update."""
-    if (known := _noted.get(optimizer)) is not None and known.why_not == slots.EAGER and known.whole:
+    if (known_bytes := _noted.get(optimizer)) is not None and known_bytes.why_not == slots.EAGER and known_bytes.whole:
         return  # an earlier call has recorded this
     variables = getattr(optimizer, "variables", [])  # a method in Keras 2
-    inner = map(find_tf_variable, variables() if callable(variables) else variables)
-    whole_bytes = measure_bytes(slots.list_slots(inner, optimizer))
+    tf_variables = map(find_tf_variable, variables() if callable(variables) else variables)
+    whole_bytes = measure_bytes(slots.list_slots(tf_variables, optimizer))
     _noted[optimizer] = _UpdateBytes(0, 0, 0, whole_bytes, slots.EAGER)
 
 
@@ -131,24 +131,29 @@ def _place_slots(plan: Any, step_slots: list[Any]) -> tuple[Program | None, list
     Returns the program, the slots that it can have in pieces, and the reason against the other slots.
     """
     why_not = plan.why_whole
-    by_handle = {id(variable.handle): variable for variable in step_slots}
-    outer = [handle for handle, _ in plan.traced.graph.captures]  # the captured tensors, in their order
-    while by_handle and plan.program is not None:
-        sizes = [by_handle[id(handle)].shape.num_elements() if id(handle) in by_handle else None for handle in outer]
+    slots_by_handle = {id(variable.handle): variable for variable in step_slots}
+    captured_handles = [handle for handle, _ in plan.traced.graph.captures]  # the captured tensors, in their order
+    while slots_by_handle and plan.program is not None:
+        sizes = [
+            slots_by_handle[id(handle)].shape.num_elements() if id(handle) in slots_by_handle else None
+            for handle in captured_handles
+        ]
         # A piece from entry 0 to `size`: all entries. The index identifies the slot in `PiecesRefusedError.refused`.
-        captured = [WHOLE if size is None else make_piece_handle((0, size), index) for index, size in enumerate(sizes)]
+        captured_placements = [
+            WHOLE if size is None else make_piece_handle((0, size), index) for index, size in enumerate(sizes)
+        ]
         try:
             # The inputs of the graph are its arguments, then the captured tensors.
             placements = [value.placement for value in plan.program.inputs]
-            placements[plan.argument_count : plan.argument_count + len(outer)] = captured
+            placements[plan.argument_count : plan.argument_count + len(captured_handles)] = captured_placements
             program = read_program(plan.graph, placements, takes_batches=plan.source is None)
-            return program, list(by_handle.values()), why_not
+            return program, list(slots_by_handle.values()), why_not
         except PiecesRefusedError as error:
-            first, op = next(iter(error.refused.items()))
-            name = find_name(by_handle[id(outer[first])])
+            first_index, op = next(iter(error.refused.items()))
+            name = find_name(slots_by_handle[id(captured_handles[first_index])])
             why_not = f"{len(error.refused)} variables are not sharded, such as '{name}' because of {op.type}"
             for index in error.refused:
-                del by_handle[id(outer[index])]
+                del slots_by_handle[id(captured_handles[index])]
     return None, [], why_not
 
 
@@ -163,18 +168,18 @@ def _measure_sums(program: Program) -> Iterator[int]:
 def count_bytes(optimizer: Any) -> tuple[int, int]:
     """The bytes of an optimizer that could be sharded, as traced on this rank: weights and slots."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    return next(((noted.weights, noted.slots) for known, noted in _noted.items() if known is inner), (0, 0))
+    return next(((update.weights, update.slots) for noted, update in _noted.items() if noted is inner), (0, 0))
 
 
 def describe_updates() -> dict[str, Any]:
     """The records of all optimizers, by the fields of `planner.plan_file.Update`."""
-    noted = list(_noted.values())
-    why_not = "; ".join(dict.fromkeys(update.why_not for update in noted if update.why_not))
+    updates = list(_noted.values())
+    why_not = "; ".join(dict.fromkeys(update.why_not for update in updates if update.why_not))
     return {
-        "gradients": sum(update.gradients for update in noted),
-        "weights": sum(update.weights for update in noted),
-        "slots": sum(update.slots for update in noted),
-        "whole": sum(update.whole for update in noted),
+        "gradients": sum(update.gradients for update in updates),
+        "weights": sum(update.weights for update in updates),
+        "slots": sum(update.slots for update in updates),
+        "whole": sum(update.whole for update in updates),
         "why_not": why_not or _obstacles.get("sharded", ""),
         "not_async": _obstacles.get("async", ""),
         "not_local": _obstacles.get("local", ""),

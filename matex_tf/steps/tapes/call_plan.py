@@ -122,13 +122,16 @@ class CallPlan:
         """Build the step from the inputs, without variables, to whole outputs and residuals."""
         inputs, count = self.graph.inputs, self.output_count
         self.value_inputs = [index for index, tensor in enumerate(inputs) if tensor.dtype != tf.resource]
-        variables = {id(inner): outer for outer, inner in self.graph.captures}
+        outer_tensors = {id(inner_tensor): outer_tensor for outer_tensor, inner_tensor in self.graph.captures}
         # Outputs become whole on every rank. Residuals stay as each rank has them: only its backward step takes them.
         program.gives[count:] = [residual.placement for residual in program.outputs[count:]]
 
         def forward_step(*arguments: Any) -> Any:
             graph = tf.compat.v1.get_default_graph()
-            tensors = [graph.capture(variables[id(one)]) if one.dtype == tf.resource else None for one in inputs]
+            tensors = [
+                graph.capture(outer_tensors[id(input_tensor)]) if input_tensor.dtype == tf.resource else None
+                for input_tensor in inputs
+            ]
             for index, argument in zip(self.value_inputs, arguments):
                 tensors[index] = argument
             # The empty slice stands there until `take_rows` sets the slice of the batch among the tensors.
@@ -142,32 +145,42 @@ class CallPlan:
 
         The number of rows is an input, because it determines this rank's slice, and the batch is no input of this step.
         """
-        self.differentiable = [index for index, one in enumerate(self.graph.outputs) if id(one) in backward.output_ids]
+        self.differentiable = [
+            index for index, output in enumerate(self.graph.outputs) if id(output) in backward.output_ids
+        ]
         results = [self.graph.outputs[index] for index in self.differentiable]
         self.computed_from = _find_computed(results) if self.links_results else []
         self.gradients = backward.structure
         # Each rank slices the gradient of an output as the forward step had sliced the output. If a mask had selected
         # the rows of the output (`rows.chosen`), the backward step does not know which rows a rank had. The gradient of
         # such an output stays whole, as does the gradient of an output that was whole on each rank.
-        outputs = [program.outputs[index].placement for index in self.differentiable]
-        sliced = [one if one.is_sharded and one.rows.chosen is None else WHOLE for one in outputs]
+        output_placements = [program.outputs[index].placement for index in self.differentiable]
+        gradient_placements = [
+            placement if placement.is_sharded and placement.rows.chosen is None else WHOLE
+            for placement in output_placements
+        ]
         residuals = program.outputs[self.output_count :]
-        back = read_program(
+        backward_program = read_program(
             Subgraph(backward.graph, backward.graph.inputs, backward.outputs, backward.effects),
-            [*sliced, *(residual.placement for residual in residuals)],
+            [*gradient_placements, *(residual.placement for residual in residuals)],
             takes_batches=False,
             # The values of inputs that are known when the step is built: none of gradients, some of residuals.
-            constants=[None] * len(sliced) + [residual.constant for residual in residuals],
+            constants=[None] * len(gradient_placements) + [residual.constant for residual in residuals],
         )
 
         def backward_step(total_rows: Any, *arguments: Any) -> Any:
-            exchanger = RankExchanger(f"the gradients of {self.place}", checked=gradients.are_checked(back))
+            exchanger = RankExchanger(f"the gradients of {self.place}", checked=gradients.are_checked(backward_program))
             copy = Copy(slices.make_slice_of_rows(total_rows), exchanger)
-            pairs = zip(arguments, sliced)
-            upstream = [one if placement == WHOLE else copy.slice_rows(one, placement) for one, placement in pairs]
-            return copy.build(back, [*upstream, *arguments[len(sliced) :]])
+            pairs = zip(arguments, gradient_placements)
+            upstream_gradients = [
+                gradient if placement == WHOLE else copy.slice_rows(gradient, placement)
+                for gradient, placement in pairs
+            ]
+            return copy.build(backward_program, [*upstream_gradients, *arguments[len(gradient_placements) :]])
 
-        specs = _list_specs([*backward.graph.inputs[: len(sliced)], *self.forward.outputs[self.output_count :]])
+        specs = _list_specs(
+            [*backward.graph.inputs[: len(gradient_placements)], *self.forward.outputs[self.output_count :]]
+        )
         self.backward = trace_copy(backward_step, [tf.TensorSpec([], tf.int64), *specs])
 
     def call(self, inputs: Sequence[Any], rows: int, followed: Sequence[Any]) -> list[Any]:
@@ -193,17 +206,17 @@ class CallPlan:
         # The backward step when a tape calls `compute_gradients`. Here `differentiable` has the outputs themselves.
         differentiable = [outputs[index] for index in self.differentiable]
 
-        def compute_gradients(*upstream: Any) -> list[Any]:
+        def compute_gradients(*upstream_gradients: Any) -> list[Any]:
             if record.could_possibly_record() or not tf.executing_eagerly():
                 self.refuse_gradients(SECOND_ORDER)
             self._require_ranks()
             gradients_of_outputs = [
                 tf.zeros_like(output) if gradient is None else tf.convert_to_tensor(gradient)
-                for output, gradient in zip(differentiable, upstream)
+                for output, gradient in zip(differentiable, upstream_gradients)
             ]
             with failures.fail_together(self.place, variables):
-                results = self.backward(tf.constant(rows, tf.int64), *gradients_of_outputs, *residuals)
-            return list(pack_tensors(self.gradients, results))
+                computed = self.backward(tf.constant(rows, tf.int64), *gradients_of_outputs, *residuals)
+            return list(pack_tensors(self.gradients, computed))
 
         record.record_operation("SharedCall", differentiable, list(followed), compute_gradients)
         # Tag each result from which other results are computed, for `find_computed`.
@@ -239,18 +252,22 @@ def _find_computed(results: Sequence[Any]) -> list[list[int]]:
         return tensor
 
     sources = list(map(find_source, results))
-    # makers: for each result, the ids of all ops that compute it. takers: the ids of the ops that take it as an input.
+    # maker_ids: for each result, the ids of all ops that compute it. taker_ids: of the ops that take it as an input.
     # Result B is computed from result A if an op that takes A is among the ops that compute B.
-    makers = [{id(op) for op in reach([one.op], lambda op: [tensor.op for tensor in op.inputs])} for one in sources]
-    takers = [{id(user) for user in one.consumers()} for one in sources]
+    maker_ids = [
+        {id(op) for op in reach([source.op], lambda op: [tensor.op for tensor in op.inputs])} for source in sources
+    ]
+    taker_ids = [{id(user) for user in source.consumers()} for source in sources]
 
-    def is_computed_from(other: int, mine: int) -> bool:
-        if sources[other] is sources[mine]:
-            return other > mine
-        return not takers[mine].isdisjoint(makers[other])
+    def is_computed_from(other_index: int, own_index: int) -> bool:
+        if sources[other_index] is sources[own_index]:
+            return other_index > own_index
+        return not taker_ids[own_index].isdisjoint(maker_ids[other_index])
 
-    numbers = range(len(results))
-    return [[other for other in numbers if is_computed_from(other, mine)] for mine in numbers]
+    indices = range(len(results))
+    return [
+        [other_index for other_index in indices if is_computed_from(other_index, own_index)] for own_index in indices
+    ]
 
 
 def find_computed(sources: Sequence[Any]) -> list[tuple[list[Any], CallPlan]]:
@@ -258,8 +275,8 @@ def find_computed(sources: Sequence[Any]) -> list[tuple[list[Any], CallPlan]]:
 
     `results` are these other results of the same call, `plan` is the plan of the call.
     """
-    found = (tags.get_tag(one, _COMPUTED_FROM) for one in sources)
-    return [one for one in found if one is not None]
+    tags_of_sources = (tags.get_tag(source, _COMPUTED_FROM) for source in sources)
+    return [results_and_plan for results_and_plan in tags_of_sources if results_and_plan is not None]
 
 
 def _list_specs(tensors: Sequence[Any]) -> list[Any]:
@@ -278,22 +295,29 @@ def _trace_backward(graph: Any, followed: Sequence[Any]) -> _Backward:
     with graph.as_default():
         backward = func_graph.FuncGraph("gradients")
     with backward.as_default():
-        upstream = [graph_placeholder(tensor.dtype, tensor.shape) for tensor in outputs]
-        computed = gradients_util._GradientsHelper(outputs, list(followed), grad_ys=upstream, src_graph=graph)
+        upstream_gradients = [graph_placeholder(tensor.dtype, tensor.shape) for tensor in outputs]
+        computed_gradients = gradients_util._GradientsHelper(
+            outputs, list(followed), grad_ys=upstream_gradients, src_graph=graph
+        )
         # Label the gradients of variables, and capture the results (None: an input without a gradient).
-        outer_tensors = {id(inner): outer for outer, inner in graph.captures}
+        outer_tensors = {id(inner_tensor): outer_tensor for outer_tensor, inner_tensor in graph.captures}
         variables = {id(variable.handle): variable for variable in graph.variables}
-        gradients.note_gradients(computed, [variables.get(id(outer_tensors.get(id(one)))) for one in followed])
-        tensors = tf.nest.flatten(computed, expand_composites=True)
-        captured = [backward.capture(tensor) for tensor in tensors if tensor is not None]
-    for outer, _ in backward.captures:
-        if not tf.is_symbolic_tensor(outer) or outer.graph is not graph:
+        gradients.note_gradients(
+            computed_gradients,
+            [variables.get(id(outer_tensors.get(id(followed_input)))) for followed_input in followed],
+        )
+        tensors = tf.nest.flatten(computed_gradients, expand_composites=True)
+        captured_gradients = [backward.capture(tensor) for tensor in tensors if tensor is not None]
+    for outer_tensor, _ in backward.captures:
+        if not tf.is_symbolic_tensor(outer_tensor) or outer_tensor.graph is not graph:
             raise NotImplementedError("its gradients need a tensor that is no input of it")
-    backward.inputs = [*upstream, *(inner for _, inner in backward.captures)]
+    backward.inputs = [*upstream_gradients, *(inner_tensor for _, inner_tensor in backward.captures)]
 
     effects = [op for op in backward.get_operations() if op.op_def is not None and op.op_def.is_stateful]
-    residuals = [outer for outer, _ in backward.captures]
-    return _Backward(backward, {id(tensor) for tensor in outputs}, residuals, captured, effects, computed)
+    residuals = [outer_tensor for outer_tensor, _ in backward.captures]
+    return _Backward(
+        backward, {id(tensor) for tensor in outputs}, residuals, captured_gradients, effects, computed_gradients
+    )
 
 
 def pack_tensors(structure: Any, tensors: Sequence[Any]) -> Any:

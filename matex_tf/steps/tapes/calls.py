@@ -158,20 +158,20 @@ class _Call:
         tensors: the values of the trace's inputs.
         are_followed: for each input, whether its gradients may be requested.
         """
-        arguments, call = self.arguments, f"the call of '{self.name}'"
-        given = [one for one in arguments.list_tensors() if one.shape.rank]
-        row_ids = {id(one) for one in given if one.shape.as_list()[0] == arguments.rows}
+        arguments, call_name = self.arguments, f"the call of '{self.name}'"
+        tensor_arguments = [argument for argument in arguments.list_tensors() if argument.shape.rank]
+        row_ids = {id(argument) for argument in tensor_arguments if argument.shape.as_list()[0] == arguments.rows}
         have_rows = [id(tensor) in row_ids for tensor in tensors]
         # The number of rows is in the place, so that errors show numbers that differ.
-        place = f"{call} with {arguments.rows} rows"
+        place = f"{call_name} with {arguments.rows} rows"
         plan = CallPlan(trace.graph, have_rows, are_followed, place, self.links_results)
         if plan.why_whole:
             kind.refuse(plan.why_whole)
             return plan
         whole_code.note_shared(self.name)
-        events.unmeasured(call)
+        events.unmeasured(call_name)
         if settings.get_settings().explain:
-            notes.print_note(f"in eager code {call} is sharded: each rank computes its slice of every batch")
+            notes.print_note(f"in eager code {call_name} is sharded: each rank computes its slice of every batch")
         return plan
 
 
@@ -200,12 +200,12 @@ class _ModelCall(_Call):
         # The trace runs the Python code. If the script's own call follows after all, the code runs a second time, and
         # must not find what it has changed.
         kind.restore = still_models.remember_python(model)
-        graph = arguments.trace_call(lambda *given, **named: self.original(model, *given, **named))
+        graph = arguments.trace_call(lambda *call_args, **call_kwargs: self.original(model, *call_args, **call_kwargs))
         if graph is None:
             kind.refuse(NO_TRACE)
             return []
         kind.refuse(_find_hidden(model, graph))
-        kind.trace = Trace(graph, [outer for outer, _ in graph.captures])
+        kind.trace = Trace(graph, [outer_tensor for outer_tensor, _ in graph.captures])
         are_simple = all(isinstance(leaf, (tf.Tensor, *_VALUES)) for leaf in arguments.leaves)
         kind.is_trace_valid = still_models.watch_model(model) if are_simple else lambda: False
         return arguments.list_tensors()
@@ -253,9 +253,9 @@ def _find_hidden(model: Any, graph: Any) -> str:
     return ""
 
 
-def _is_of_libraries(function: Any, seen: frozenset[int] = frozenset()) -> bool:
+def _is_of_libraries(function: Any, seen_ids: frozenset[int] = frozenset()) -> bool:
     """Whether a function, and all that its closure can call, is code of TensorFlow or Keras; False if unknown."""
-    if id(function) in seen:
+    if id(function) in seen_ids:
         return True
     if not inspect.isfunction(function):
         return False
@@ -266,7 +266,7 @@ def _is_of_libraries(function: Any, seen: frozenset[int] = frozenset()) -> bool:
     except ValueError:  # a variable without a value
         return False
     items = [item for content in contents for item in still_models.list_items(content)]
-    return all(_is_of_libraries(item, seen | {id(function)}) for item in items if callable(item))
+    return all(_is_of_libraries(item, seen_ids | {id(function)}) for item in items if callable(item))
 
 
 def _find_followed(graph: Any, tensors: Sequence[Any]) -> list[bool]:

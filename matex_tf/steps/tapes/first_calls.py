@@ -47,8 +47,8 @@ class _Observed(threading.local):
 
     def note_tape(self, tape: Any) -> None:
         """Record that a tape starts to record."""
-        others = [one for one in self.tapes if one is not tape]
-        self._started = list(map(weakref.ref, [*others, tape]))
+        other_tapes = [other_tape for other_tape in self.tapes if other_tape is not tape]
+        self._started = list(map(weakref.ref, [*other_tapes, tape]))
 
 
 observed = _Observed()
@@ -167,13 +167,13 @@ def watch_call(plain: Callable[[], Any], kind: Kind, links_results: bool) -> Any
         if not leaf.dtype.is_floating:
             return leaf
         with record.stop_recording():
-            same = tf.identity(leaf)
-        record.record_operation("Watched", [same], [leaf], pass_on)
+            tensor_copy = tf.identity(leaf)
+        record.record_operation("Watched", [tensor_copy], [leaf], pass_on)
         if are_linked:
-            tags.set_tag(same, _FOLLOWED, (leaf, kind))
+            tags.set_tag(tensor_copy, _FOLLOWED, (leaf, kind))
         # Keras attaches masks and logits to tensors.
-        attach_tensors(same, {name: follow(tensor) for name, tensor in list_attached(leaf).items()})
-        return same
+        attach_tensors(tensor_copy, {name: follow(tensor) for name, tensor in list_attached(leaf).items()})
+        return tensor_copy
 
     return tf.nest.map_structure(follow, result, expand_composites=True)
 
@@ -191,23 +191,30 @@ def compute_gradients(compute: Callable[[Any, Any], Any], sources: Any, unconnec
 
     Raises UnsupportedError if the target depends on results of a shared call that were computed from a source.
     """
-    flat = tf.nest.flatten(sources)
-    tagged = {index: tags.get_tag(one, _FOLLOWED) for index, one in enumerate(flat) if isinstance(one, tf.Tensor)}
-    followed = {index: tag for index, tag in tagged.items() if tag is not None}
-    computed = find_computed(flat)
-    if not followed and not computed:
+    flat_sources = tf.nest.flatten(sources)
+    tags_by_index = {
+        index: tags.get_tag(source, _FOLLOWED)
+        for index, source in enumerate(flat_sources)
+        if isinstance(source, tf.Tensor)
+    }
+    followed = {index: tag for index, tag in tags_by_index.items() if tag is not None}
+    computed_results = find_computed(flat_sources)
+    if not followed and not computed_results:
         return compute(sources, unconnected)
     for _, kind in followed.values():
         kind.refuse(BETWEEN_RESULTS)
-    own, of_followed, of_computed = compute(
-        [flat, [tensor for tensor, _ in followed.values()], [results for results, _ in computed]],
+    source_gradients, original_gradients, gradients_of_results = compute(
+        [flat_sources, [tensor for tensor, _ in followed.values()], [results for results, _ in computed_results]],
         tf.UnconnectedGradients.NONE,
     )
-    for gradients, (_, plan) in zip(of_computed, computed):
+    for gradients, (_, plan) in zip(gradients_of_results, computed_results):
         if any(gradient is not None for gradient in gradients):
             plan.refuse_gradients(BETWEEN_RESULTS)
-    for index, gradient in zip(followed, of_followed):
-        own[index] = own[index] if gradient is None else gradient
+    for index, gradient in zip(followed, original_gradients):
+        source_gradients[index] = source_gradients[index] if gradient is None else gradient
     if unconnected == tf.UnconnectedGradients.ZERO:
-        own = [tf.zeros_like(one) if gradient is None else gradient for one, gradient in zip(flat, own)]
-    return tf.nest.pack_sequence_as(sources, own)
+        source_gradients = [
+            tf.zeros_like(source) if gradient is None else gradient
+            for source, gradient in zip(flat_sources, source_gradients)
+        ]
+    return tf.nest.pack_sequence_as(sources, source_gradients)

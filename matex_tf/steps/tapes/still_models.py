@@ -26,13 +26,13 @@ _CONTAINERS = (dict, list, tuple, set)
 def watch_model(model: Any) -> Callable[[], bool]:
     """A function that tells whether the model is unchanged."""
     layers = list(model._flatten_layers())
-    before = _list_state(layers)
-    if not all(map(_is_of_libraries, (*map(type, layers), *before))):
+    state_before = _list_state(layers)
+    if not all(map(_is_of_libraries, (*map(type, layers), *state_before))):
         return lambda: False
 
     def is_same() -> bool:
-        now = _list_state(layers)
-        return len(now) == len(before) and all(map(operator.is_, now, before))
+        state_now = _list_state(layers)
+        return len(state_now) == len(state_before) and all(map(operator.is_, state_now, state_before))
 
     return is_same
 
@@ -44,26 +44,26 @@ def list_kept_tensors(model: Any) -> list[Any]:
 
 def remember_python(model: Any) -> Callable[[], None]:
     """A function that undoes later changes by Python code: to attributes of layers, and to all random generators."""
-    layers = [(layer, dict(vars(layer))) for layer in model._flatten_layers()]
-    of_python, of_numpy = random.getstate(), np.random.get_state()
+    layers_and_attributes = [(layer, dict(vars(layer))) for layer in model._flatten_layers()]
+    python_state, numpy_state = random.getstate(), np.random.get_state()
 
     def undo() -> None:
-        random.setstate(of_python)
-        np.random.set_state(of_numpy)
-        for layer, before in layers:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+        for layer, attributes in layers_and_attributes:
             vars(layer).clear()
-            vars(layer).update(before)
+            vars(layer).update(attributes)
 
     return undo
 
 
 def _list_state(layers: Iterable[Any]) -> list[Any]:
     """The attributes of layers, and the contents of containers among them."""
-    found: list[Any] = []
+    values: list[Any] = []
     for layer in layers:
         for value in vars(layer).values():
-            found += [value, *(list_items(value) if isinstance(value, _CONTAINERS) else ())]
-    return found
+            values += [value, *(list_items(value) if isinstance(value, _CONTAINERS) else ())]
+    return values
 
 
 def list_items(value: Any) -> list[Any]:
@@ -77,5 +77,5 @@ def _is_of_libraries(value: Any) -> bool:
         return script_frames.find_function_package(getattr(value, "__func__", value)) in LIBRARIES
     if not callable(value):
         return True
-    kind = value if isinstance(value, type) else type(value)
-    return kind.__module__.partition(".")[0] in (*LIBRARIES, "builtins")
+    value_class = value if isinstance(value, type) else type(value)
+    return value_class.__module__.partition(".")[0] in (*LIBRARIES, "builtins")

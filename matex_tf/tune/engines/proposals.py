@@ -23,15 +23,15 @@ class ExhaustedError(RuntimeError):
 
 
 class Proposals:
-    """The proposals of `engine` that are not among the configurations `seen`, which were tried before.
+    """The proposals of `engine` that are not among `tried_configs`, which were tried before.
 
     A slow engine runs in its own thread, and computes the next proposal while trials run.
     """
 
-    def __init__(self, engine: Engine, space: Space, seed: int, seen: Iterable[Config] = ()):
+    def __init__(self, engine: Engine, space: Space, seed: int, tried_configs: Iterable[Config] = ()):
         self._engine, self._space = engine, space
         self._draw = random.Random(seed)
-        self._seen = {make_key(config) for config in seen}
+        self._seen = {make_key(config) for config in tried_configs}
         self._costs: dict[str, float] = {}  # reported costs, by `make_key` of the configuration
         self._first_configs: list[Config] = []  # warm starts, proposed before those of the engine
         self._thread = ThreadPoolExecutor(1, "matex_tf tune") if engine.slow else None  # calls a slow engine
@@ -96,8 +96,8 @@ class Proposals:
             if make_key(config) in self._costs:
                 self._engine.tell(config, self._costs[make_key(config)])
         else:  # all proposals were duplicates
-            untried = [config for config in all_configs or () if make_key(config) not in self._seen]
-            config = self._draw.choice(untried) if untried else self._space.sample_config(self._draw)
+            untried_configs = [config for config in all_configs or () if make_key(config) not in self._seen]
+            config = self._draw.choice(untried_configs) if untried_configs else self._space.sample_config(self._draw)
             while make_key(config) in self._seen:
                 config = self._space.sample_config(self._draw)
         self._seen.add(make_key(config))

@@ -41,29 +41,31 @@ class Smac:
             scenario = Scenario(
                 self._config_space, n_trials=_MAX_TRIALS, deterministic=True, seed=seed, output_directory=folder
             )
-            first = Facade.get_initial_design(scenario, n_configs=_FIRST_FOR_EACH * len(space.parameters), max_ratio=1)
+            initial_design = Facade.get_initial_design(
+                scenario, n_configs=_FIRST_FOR_EACH * len(space.parameters), max_ratio=1
+            )
             # By default SMAC proposes eight configurations before it retrains the forest.
             selector = Facade.get_config_selector(scenario, retrain_after=1)
             # The lambda stands for the function to minimize. It is never called: costs come by `tell`.
             self._facade = Facade(
-                scenario, lambda config, seed=0: 0.0, initial_design=first, config_selector=selector, overwrite=True,
-                logging_level=False,
+                scenario, lambda config, seed=0: 0.0, initial_design=initial_design, config_selector=selector,
+                overwrite=True, logging_level=False,
             )  # fmt: skip
 
     def ask(self) -> Config:
         with _quiet():
-            info = self._facade.ask()
-        config = self._read_config(dict(info.config))
-        self._open_trials.setdefault(make_key(config), []).append(info)
+            trial_info = self._facade.ask()
+        config = self._read_config(dict(trial_info.config))
+        self._open_trials.setdefault(make_key(config), []).append(trial_info)
         return config
 
     def tell(self, config: Config, cost: float) -> None:
         # A configuration gets a new `TrialInfo` if SMAC has not proposed it (such as a warm start), or already has its
         # cost after fewer epochs.
-        infos = self._open_trials.pop(make_key(config), [])
-        for info in infos or [TrialInfo(Configuration(self._config_space, values=dict(config)), seed=0)]:
+        trial_infos = self._open_trials.pop(make_key(config), [])
+        for trial_info in trial_infos or [TrialInfo(Configuration(self._config_space, values=dict(config)), seed=0)]:
             with _quiet():
-                self._facade.tell(info, TrialValue(cost=cost), save=False)
+                self._facade.tell(trial_info, TrialValue(cost=cost), save=False)
 
     def _read_config(self, values: dict[str, Any]) -> Config:
         """Values in the form that trials receive: plain numbers, rounded."""

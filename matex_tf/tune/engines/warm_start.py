@@ -22,35 +22,38 @@ _MIN_SIZES = 2
 """The number of sizes that must be known of both tasks."""
 
 
-def compute_task_distance(task: Mapping[str, Any], other: Mapping[str, Any]) -> float:
+def compute_task_distance(task: Mapping[str, Any], other_task: Mapping[str, Any]) -> float:
     """The root mean square of the differences of two tasks' sizes, in powers of ten: 1 if all sizes differ tenfold.
 
     Infinite if the losses differ or are unknown, or if too few sizes are known.
     """
-    if task["loss"] is None or task["loss"] != other["loss"]:
+    if task["loss"] is None or task["loss"] != other_task["loss"]:
         return math.inf
-    known = [(task[name], other[name]) for name in _SIZES if task[name] and other[name]]
-    if len(known) < _MIN_SIZES:
+    known_sizes = [(task[name], other_task[name]) for name in _SIZES if task[name] and other_task[name]]
+    if len(known_sizes) < _MIN_SIZES:
         return math.inf
-    return math.sqrt(sum(math.log10(a / b) ** 2 for a, b in known) / len(known))
+    return math.sqrt(sum(math.log10(a / b) ** 2 for a, b in known_sizes) / len(known_sizes))
 
 
 def choose_starts(
-    task: Mapping[str, Any], others: Mapping[int, Mapping[str, Any]], best: Mapping[int, Sequence[Config]], space: Space
+    task: Mapping[str, Any],
+    other_tasks: Mapping[int, Mapping[str, Any]],
+    best_configs: Mapping[int, Sequence[Config]],
+    space: Space,
 ) -> dict[int, Config]:
     """Initial configurations, each with the number of the earlier search that provides it, nearest task first. A search
     provides the best of its configurations that `space` allows.
 
     Args:
-        others: for each earlier search, by its number, its task.
-        best: for each earlier search, its configurations, best first.
+        other_tasks: for each earlier search, by its number, its task.
+        best_configs: for each earlier search, its configurations, best first.
     """
     starts: dict[int, Config] = {}
-    distances = {number: compute_task_distance(task, other) for number, other in others.items()}
+    distances = {number: compute_task_distance(task, other_task) for number, other_task in other_tasks.items()}
     for number in sorted(distances, key=lambda number: (distances[number], -number)):  # ties: the latest first
         if distances[number] > MAX_DISTANCE or len(starts) == TASKS:
             break
-        config = next((config for config in best.get(number, ()) if space.allows(config)), None)
+        config = next((config for config in best_configs.get(number, ()) if space.allows(config)), None)
         if config is not None and config not in starts.values():
             starts[number] = config
     return starts

@@ -57,8 +57,8 @@ def make_axis(parameter: Parameter) -> Axis:
 def draw_coordinates(axes: Sequence[Axis], lines: Sequence[Line]) -> str:
     """Draw the chart as SVG."""
     parts = [f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="parallel coordinates of all trials">']
-    step = (_WIDTH - 2 * _SIDE) / max(len(axes) - 1, 1)
-    columns = [round(_SIDE + step * number) for number in range(len(axes))]
+    spacing = (_WIDTH - 2 * _SIDE) / max(len(axes) - 1, 1)
+    columns = [round(_SIDE + spacing * index) for index in range(len(axes))]
     for x, (name, ticks) in zip(columns, axes):
         parts.append(f'<path class="grid" d="M{x} {_TOP}V{_HEIGHT - _BOTTOM}"/>')
         parts.append(f'<text x="{x}" y="{_HEIGHT - 8}" text-anchor="middle">{escape(name[:_MAX_LETTERS])}</text>')

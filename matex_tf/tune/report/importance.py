@@ -39,9 +39,9 @@ def measure_importance(parameter: Parameter, configs: Sequence[Config]) -> float
     groups = _group_ranks(parameter, values)
     if not 1 < len(groups) < len(values):
         return None
-    within = sum(_sum_squares(group) for group in groups)
-    total = _sum_squares(np.arange(len(values)))
-    return max(1 - (within / (len(values) - len(groups))) / (total / (len(values) - 1)), 0.0)
+    squares_within = sum(_sum_squares(group) for group in groups)
+    squares_in_all = _sum_squares(np.arange(len(values)))
+    return max(1 - (squares_within / (len(values) - len(groups))) / (squares_in_all / (len(values) - 1)), 0.0)
 
 
 def _sum_squares(ranks: np.ndarray) -> float:
@@ -52,8 +52,8 @@ def _group_ranks(parameter: Parameter, values: Sequence[object]) -> list[np.ndar
     """The ranks of each group's trials: the indices of `values`, which are sorted by result."""
     labels = np.array(values)
     if not isinstance(parameter, Choice):
-        ordered, count = np.sort(labels), min(max(len(values) // _MIN_GROUP, 2), _GROUPS)
+        sorted_labels, group_count = np.sort(labels), min(max(len(values) // _MIN_GROUP, 2), _GROUPS)
         # Equal numbers have one place in the order, the middle of their places, and so are in one group.
-        places = (np.searchsorted(ordered, labels) + np.searchsorted(ordered, labels, "right") - 1) / 2
-        labels = (places * count / len(values)).astype(int)
+        places = (np.searchsorted(sorted_labels, labels) + np.searchsorted(sorted_labels, labels, "right") - 1) / 2
+        labels = (places * group_count / len(values)).astype(int)
     return [np.flatnonzero(labels == label) for label in np.unique(labels)]

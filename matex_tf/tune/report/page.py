@@ -39,11 +39,15 @@ def format_page(folder: Path) -> str:
     spec = space_file.read_space(search.space, settings.name)
     objective = spec.objective
     # The trials with a value, best first, and then the failed ones:
-    ordered = [*rungs.sort_trials(trials, objective), *(trial for trial in trials if trial.state == FAILED)]
-    best = ordered[0] if ordered and ordered[0].value is not None else None
-    command, files = setup.format_trial_command(folder, search, settings, spec, best) if best else ("", ())
+    ordered_trials = [*rungs.sort_trials(trials, objective), *(trial for trial in trials if trial.state == FAILED)]
+    best_trial = ordered_trials[0] if ordered_trials and ordered_trials[0].value is not None else None
+    command, files = setup.format_trial_command(folder, search, settings, spec, best_trial) if best_trial else ("", ())
     states = Counter(trial.state for trial in trials)
-    best_text = f"{objective.name} {best.value:.6g}, trial {best.number}" if best else "no trial has come to a value"
+    best_text = (
+        f"{objective.name} {best_trial.value:.6g}, trial {best_trial.number}"
+        if best_trial
+        else "no trial has come to a value"
+    )
     facts = {
         "objective": search.objective,
         "best": best_text,
@@ -62,13 +66,13 @@ def format_page(folder: Path) -> str:
     body = [
         f"<h1>{escape(title)}</h1>",
         format_facts({name: [value] for name, value in facts.items()}),
-        f'<p class="said">{escape(command)}</p>' if best else "",
+        f'<p class="said">{escape(command)}</p>' if best_trial else "",
         *(f"<p>with {escape(name)}</p>" for name in files),
-        _format_legend(ordered, objective),
-        *_draw_charts(trials, ordered, objective, figures),
-        _draw_importance(spec.space, ordered),
-        _draw_coordinates(spec.space, ordered, objective),
-        _format_table(spec.space, ordered, objective),
+        _format_legend(ordered_trials, objective),
+        *_draw_charts(trials, ordered_trials, objective, figures),
+        _draw_importance(spec.space, ordered_trials),
+        _draw_coordinates(spec.space, ordered_trials, objective),
+        _format_table(spec.space, ordered_trials, objective),
     ]  # fmt: skip
     return assemble_page(title, body, figures.charts)
 
@@ -83,50 +87,50 @@ def _choose_colour(index: int, record: Record) -> tuple[int, bool]:
     return (index % COLOURS, False) if is_in_legend else (_GREY, True)
 
 
-def _format_legend(ordered: Sequence[Record], objective: Objective) -> str:
+def _format_legend(ordered_trials: Sequence[Record], objective: Objective) -> str:
     """The best trials and their colours. A click on a trial highlights it in all charts."""
-    keys = "".join(
+    buttons = "".join(
         f'<button data-of="{_name_trial(trial)}" class="k{index % COLOURS}">{_name_trial(trial)} '
         f"<small>{format_number(trial.value)}</small></button>"
-        for index, trial in enumerate(ordered[:_LEGEND_TRIALS]) if trial.value is not None
+        for index, trial in enumerate(ordered_trials[:_LEGEND_TRIALS]) if trial.value is not None
     )  # fmt: skip
-    return f'<p class="legend">{escape(objective.name)} of the best: {keys}</p>' if keys else ""
+    return f'<p class="legend">{escape(objective.name)} of the best: {buttons}</p>' if buttons else ""
 
 
 def _draw_charts(
-    trials: Sequence[Record], ordered: Sequence[Record], objective: Objective, figures: Figures
+    trials: Sequence[Record], ordered_trials: Sequence[Record], objective: Objective, figures: Figures
 ) -> Iterator[str]:
     """The curves of all trials, and the best value so far after each trial."""
-    values = [point.value for trial in ordered for point in trial.curve if math.isfinite(point.value)]
+    values = [point.value for trial in ordered_trials for point in trial.curve if math.isfinite(point.value)]
     if not values:
         return
-    drawn = [
+    drawn_trials = [
         (index, trial)
-        for index, trial in enumerate(ordered)
+        for index, trial in enumerate(ordered_trials)
         if any(math.isfinite(point.value) for point in trial.curve)
     ]
     # High values are cut off if low ones are wanted, such as the losses of trials that diverge.
     max_shown = math.inf if objective.maximize else float(np.percentile(values, _PERCENTILE))
     lines = []
-    for index, trial in reversed(drawn):  # the best are drawn on top
-        colour, faint = _choose_colour(index, trial)
+    for index, trial in reversed(drawn_trials):  # the best are drawn on top
+        colour, is_faint = _choose_colour(index, trial)
         epochs = np.array([point.epoch for point in trial.curve], float)
         pieces = _split_ascending(epochs, np.array([point.value for point in trial.curve]))
-        lines += [Line(_name_trial(trial), colour, [piece], "faint" if faint else "") for piece in pieces]
-    end = max(float(point.epoch) for _, trial in drawn for point in trial.curve)
-    curves = make_curves(lines, end=end)
+        lines += [Line(_name_trial(trial), colour, [piece], "faint" if is_faint else "") for piece in pieces]
+    last_epoch = max(float(point.epoch) for _, trial in drawn_trials for point in trial.curve)
+    curves = make_curves(lines, end=last_epoch)
     unit = "after each epoch of each trial"
     chart = make_chart(objective.name, unit, curves, "epoch", from_zero=False, max_shown=max_shown)
     yield figures.add_figure(chart, summarize_lines(lines)[::-1])
-    completed = [trial for trial in trials if trial.state == DONE and trial.value is not None]
-    if len(completed) > 1:
-        numbers = np.array([trial.number for trial in completed], float)
-        costs = np.minimum.accumulate([objective.compute_cost(trial.value or 0.0) for trial in completed])
+    completed_trials = [trial for trial in trials if trial.state == DONE and trial.value is not None]
+    if len(completed_trials) > 1:
+        numbers = np.array([trial.number for trial in completed_trials], float)
+        costs = np.minimum.accumulate([objective.compute_cost(trial.value or 0.0) for trial in completed_trials])
         best_values = -costs if objective.maximize else costs  # the cost of a value to be maximized is its negative
-        best = Line("best so far", 0, [(numbers, best_values)])
+        best_line = Line("best so far", 0, [(numbers, best_values)])
         unit = f"{objective.name}, of completed trials"
-        chart = make_chart("best so far", unit, make_curves([best], end=numbers[-1]), "trial", from_zero=False)
-        yield figures.add_figure(chart, summarize_lines([best]))
+        chart = make_chart("best so far", unit, make_curves([best_line], end=numbers[-1]), "trial", from_zero=False)
+        yield figures.add_figure(chart, summarize_lines([best_line]))
 
 
 def _split_ascending(epochs: np.ndarray, values: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -135,9 +139,9 @@ def _split_ascending(epochs: np.ndarray, values: np.ndarray) -> list[tuple[np.nd
     return list(zip(np.split(epochs, borders), np.split(values, borders)))
 
 
-def _draw_importance(space: Space, ordered: Sequence[Record]) -> str:
+def _draw_importance(space: Space, ordered_trials: Sequence[Record]) -> str:
     """The importance of each parameter as bars."""
-    configs = [trial.config for trial in ordered]
+    configs = [trial.config for trial in ordered_trials]
     shares = [(parameter.name, importance.measure_importance(parameter, configs)) for parameter in space.parameters]
     known_shares = sorted(((name, share) for name, share in shares if share is not None), key=lambda pair: -pair[1])
     if not known_shares:
@@ -153,22 +157,22 @@ def _draw_importance(space: Space, ordered: Sequence[Record]) -> str:
     )
 
 
-def _draw_coordinates(space: Space, ordered: Sequence[Record], objective: Objective) -> str:
+def _draw_coordinates(space: Space, ordered_trials: Sequence[Record], objective: Objective) -> str:
     """All trials as lines through all parameters. The last axis is the ranking, with the best trial at the top."""
-    if not ordered:
+    if not ordered_trials:
         return ""
-    count, lines = len(ordered), []
-    for index, trial in enumerate(ordered):
-        colour, faint = _choose_colour(index, trial)
+    trial_count, lines = len(ordered_trials), []
+    for index, trial in enumerate(ordered_trials):
+        colour, is_faint = _choose_colour(index, trial)
         config = ", ".join(f"{name} {format_value(value)}" for name, value in trial.config.items())
         value = trial.state if trial.value is None else f"{objective.name} {trial.value:.4g}"
         text = f"{_name_trial(trial)}: {value}; {config}"
         positions = [coordinates.find_position(parameter, trial.config) for parameter in space.parameters]
-        positions.append(1 - index / max(count - 1, 1))  # on the axis of places: 1 for the best
-        style = f"line c{colour}" + (" faint" if faint else "")
+        positions.append(1 - index / max(trial_count - 1, 1))  # on the axis of places: 1 for the best
+        style = f"line c{colour}" + (" faint" if is_faint else "")
         lines.append(coordinates.Line(_name_trial(trial), text, style, positions))
-    places = ("place", [(1.0, "best"), (0.0, str(count))])
-    axes = [*map(coordinates.make_axis, space.parameters), places]
+    place_axis = ("place", [(1.0, "best"), (0.0, str(trial_count))])
+    axes = [*map(coordinates.make_axis, space.parameters), place_axis]
     picture = coordinates.draw_coordinates(axes, lines[::-1])  # the best are drawn on top
     return (
         "<h2>Parameters</h2><p>Each line is a trial. If a parameter has no value, the line passes below its axis.</p>"
@@ -176,11 +180,11 @@ def _draw_coordinates(space: Space, ordered: Sequence[Record], objective: Object
     )
 
 
-def _format_table(space: Space, ordered: Sequence[Record], objective: Objective) -> str:
+def _format_table(space: Space, ordered_trials: Sequence[Record], objective: Objective) -> str:
     names = ("trial", objective.name, "epochs", "state", "s", *space.names)
     heading = "".join(f"<th>{escape(name)}" for name in names)
     rows = []
-    for trial in ordered:
+    for trial in ordered_trials:
         cells = [
             str(trial.number), "-" if trial.value is None else f"{trial.value:.6g}",
             str(len(trial.curve)), f"{trial.state}: {trial.why}" if trial.state == FAILED else trial.state,

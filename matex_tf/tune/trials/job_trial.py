@@ -82,8 +82,8 @@ class JobTrial(Trial):
         if not (self.folder / BEGAN).is_file():
             return 0.0
         code_file = self.folder / CODE
-        end = code_file.stat().st_mtime if code_file.is_file() else time.time()
-        return max(end - (self.folder / BEGAN).stat().st_mtime, 0.0)
+        ended_at = code_file.stat().st_mtime if code_file.is_file() else time.time()
+        return max(ended_at - (self.folder / BEGAN).stat().st_mtime, 0.0)
 
     def _find_outcome(self) -> Outcome | None:
         self.waits = not (self.folder / BEGAN).is_file()
@@ -95,15 +95,15 @@ class JobTrial(Trial):
     def _request_stop(self) -> None:
         (self.folder / STOP_REQUEST).write_text(self._stop_reason)
 
-    def _enforce_stop(self, waited: float) -> Outcome | None:
+    def _enforce_stop(self, waited_seconds: float) -> Outcome | None:
         """Cancel the job, and repeat this every GRACE seconds until the job ends.
 
         If the search itself ends (there is no `_stop_reason`), it waits for the job for 3 * GRACE seconds, and then
-        leaves the job in Slurm. waited: seconds since the trial was asked to end.
+        leaves the job in Slurm. waited_seconds: seconds since the trial was asked to end.
         """
         if time.monotonic() < self._next_cancel_at:
             return None
-        if not self._stop_reason and waited > 3 * GRACE:
+        if not self._stop_reason and waited_seconds > 3 * GRACE:
             self._say(f"job {self.job.id} may still run: scancel {self.job.id}", self.job.id)
             return Outcome(state=STOPPED, seconds=self.seconds)
         self._cancel_job()
@@ -200,7 +200,7 @@ class Jobs:
         # The id of the job: from the note of the search, else from the job itself, else from Slurm's queue. A full disk
         # leaves incomplete notes.
         job_id = ""
-        with contextlib.suppress(OSError, ValueError, KeyError):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             job_id = run_folder.read_note(folder)[1].id
         if not job_id and (folder / BEGAN).is_file():
             job_id = (folder / BEGAN).read_text().strip()
@@ -217,13 +217,13 @@ class Jobs:
         forget_job(folder)
         # The name of the jobs of all trials, followed by the number of this trial, which ends the name of `folder`.
         job_options = replace(self.job_options, name=f"{self.job_options.name}-{folder.name.rpartition('-')[2]}")
-        text = format_trial_job(job_options, target, folder, variables, rules.pause or 0)
+        script_text = format_trial_job(job_options, target, folder, variables, rules.pause or 0)
         environment = remove_own_variables(task_environment.remove_job_variables(os.environ))
-        job = slurm.submit_script(text, folder, job_options, cwd=self.source, env=environment)
+        job = slurm.submit_script(script_text, folder, job_options, cwd=self.source, env=environment)
         return self._make_trial(folder, job, rules)
 
     def _make_trial(self, folder: Path, job: Job, rules: Rules, was_resumed: bool = False) -> Trial:
         # All jobs together are queried once in ASK_EACH seconds, but each before Slurm may forget its end.
         query_interval = min(following.ASK_EACH * self.parallel, FORGET_SECONDS / 2)
-        always_saves = replace(rules, pause=rules.pause or 0)  # a job may be requeued, and then needs a saved state
-        return JobTrial(folder, job, always_saves, query_interval, self.say, was_resumed)
+        saving_rules = replace(rules, pause=rules.pause or 0)  # a job may be requeued, and then needs a saved state
+        return JobTrial(folder, job, saving_rules, query_interval, self.say, was_resumed)

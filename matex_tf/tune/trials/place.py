@@ -77,16 +77,16 @@ def fill_placeholders(place: Path, spec: Specification, config: Config) -> None:
     values = {parameter.name: parameter.otherwise or "" for parameter in spec.space.parameters}
     values |= {name: format_value(value) for name, value in config.items()}
     for name in spec.files:
-        path, filled = place / name, place.with_name("filled")
+        path, filled_path = place / name, place.with_name("filled")
         if not path.parent.resolve().is_relative_to(place.resolve()):  # a folder that is too large for a copy
             raise SpaceError(
                 f"files: trials share {path.parent.relative_to(place)}, which is too large for a copy each, and would "
                 f"change your {name}. Move it to a smaller folder"
             )
         text = path.read_bytes().decode()
-        filled.write_bytes(_PLACEHOLDER.sub(lambda match: values[match[1]], text).encode())
-        shutil.copymode(path, filled)
-        filled.replace(path)  # which may be a link to the user's file
+        filled_path.write_bytes(_PLACEHOLDER.sub(lambda match: values[match[1]], text).encode())
+        shutil.copymode(path, filled_path)
+        filled_path.replace(path)  # which may be a link to the user's file
 
 
 def check_files(spec: Specification, source: Path) -> None:
@@ -96,8 +96,8 @@ def check_files(spec: Specification, source: Path) -> None:
         SpaceError: a file cannot be read or is outside of `source`; a placeholder in a file is unknown (with file and
             line); or a placeholder of the space is in no file.
     """
-    names = [parameter.name for parameter in spec.space.parameters if parameter.name[0] not in "-$"]
-    missing = set(names)
+    placeholder_names = [parameter.name for parameter in spec.space.parameters if parameter.name[0] not in "-$"]
+    missing_placeholders = set(placeholder_names)
     for name in spec.files:
         path = source / name
         if os.path.isabs(name) or not Path(os.path.abspath(path)).is_relative_to(source):
@@ -107,12 +107,13 @@ def check_files(spec: Specification, source: Path) -> None:
         except (OSError, UnicodeDecodeError) as error:
             raise SpaceError(f"files: {name}: {getattr(error, 'strerror', None) or error}") from None
         for number, line in enumerate(lines, 1):
-            for word in _PLACEHOLDER.findall(line):
-                missing.discard(word)
-                if word not in names:
+            for placeholder in _PLACEHOLDER.findall(line):
+                missing_placeholders.discard(placeholder)
+                if placeholder not in placeholder_names:
                     raise SpaceError(
-                        f"{name}, line {number}: {{{{{word}}}}}: {describe_unknown('placeholder', word, names)}"
+                        f"{name}, line {number}: {{{{{placeholder}}}}}: "
+                        f"{describe_unknown('placeholder', placeholder, placeholder_names)}"
                     )
-    if missing:
-        word = min(missing)
-        raise SpaceError(f"{{{{{word}}}}} is searched, but is in none of {', '.join(spec.files)}")
+    if missing_placeholders:
+        placeholder = min(missing_placeholders)
+        raise SpaceError(f"{{{{{placeholder}}}}} is searched, but is in none of {', '.join(spec.files)}")

@@ -78,14 +78,14 @@ class ProcessTrial(Trial):
         with contextlib.suppress(ProcessLookupError):
             self._child.send_signal(signal.SIGTERM)
 
-    def _enforce_stop(self, waited: float) -> None:
-        if waited > GRACE:
+    def _enforce_stop(self, waited_seconds: float) -> None:
+        if waited_seconds > GRACE:
             self._end_group(signal.SIGKILL)
 
-    def _end_group(self, number: signal.Signals) -> None:
+    def _end_group(self, signal_number: signal.Signals) -> None:
         """Send a signal to the child and its group of processes."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._child.pid, number)
+            os.killpg(self._child.pid, signal_number)
 
 
 @dataclass(frozen=True)

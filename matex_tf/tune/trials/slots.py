@@ -24,8 +24,8 @@ def deal_slots(cores: Sequence[placement.Core], gpus: Sequence[str], parallel: i
     slots = []
     for index in range(parallel):
         cpus = tuple(cpu for core in placement.choose_cores(cores, index, parallel) for cpu in core)
-        start = index % max(len(gpus), 1)
-        own_gpus = gpus[index::parallel] if len(gpus) >= parallel else [*gpus[start:], *gpus[:start]]
+        first_gpu = index % max(len(gpus), 1)
+        own_gpus = gpus[index::parallel] if len(gpus) >= parallel else [*gpus[first_gpu:], *gpus[:first_gpu]]
         slots.append(Slot(cpus, tuple(own_gpus)))
     return slots
 
@@ -40,8 +40,10 @@ def deal_hosts(hosts: Sequence[Host], parallel: int) -> list[Slot]:
     slots = []
     for host_index, host in enumerate(hosts):
         # The number of slots on this host, if each slot in turn goes to the next host.
-        count = len(range(host_index, parallel, len(hosts)))
-        slots += [Slot(hosts=(host,), part=f"{i + 1}/{count}" if count > 1 else "") for i in range(count)]
+        slot_count = len(range(host_index, parallel, len(hosts)))
+        slots += [
+            Slot(hosts=(host,), part=f"{i + 1}/{slot_count}" if slot_count > 1 else "") for i in range(slot_count)
+        ]
     return slots
 
 
@@ -63,8 +65,8 @@ def make_slots(parallel: int, ranks: int, options: Sequence[str], folder: str) -
     for slot in slots:
         trials_on_host = int(slot.part.partition("/")[2] or 1)  # from "1/2": 2 trials, which share the host's slots
         if sum(max(1, host.slots // trials_on_host) for host in slot.hosts) < ranks:
-            part = f" of {trials_on_host} trials" if trials_on_host > 1 else ""
-            names = ", ".join(f"{host.name} ({host.slots}{part})" for host in slot.hosts)
+            share_text = f" of {trials_on_host} trials" if trials_on_host > 1 else ""
+            names = ", ".join(f"{host.name} ({host.slots}{share_text})" for host in slot.hosts)
             raise HostsError(
                 f"a trial has {ranks} ranks, but one of {parallel} concurrent trials would have the host {names}, "
                 "with too few slots. Lower --parallel, or name more slots of each host (Slurm: --ntasks-per-node)"

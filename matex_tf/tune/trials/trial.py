@@ -118,8 +118,8 @@ class Trial(ABC):
         """Ask the trial to end, for the first time."""
 
     @abstractmethod
-    def _enforce_stop(self, waited: float) -> Outcome | None:
-        """Called in each poll of a trial that was asked to end `waited` seconds ago; may return its outcome."""
+    def _enforce_stop(self, waited_seconds: float) -> Outcome | None:
+        """Called in each poll of a trial that was asked to end `waited_seconds` ago; may return its outcome."""
 
     def poll(self) -> Outcome | None:
         """The outcome; None while it waits or runs. A trial that exceeds its limit is asked to end."""
@@ -152,9 +152,9 @@ class Trial(ABC):
         with path.open("rb") as file:
             file.seek(self._bytes_read)
             new_bytes = file.read()
-        complete = new_bytes[: new_bytes.rfind(b"\n") + 1]
-        self._bytes_read += len(complete)
-        self.lines += map(json.loads, complete.splitlines())
+        complete_lines = new_bytes[: new_bytes.rfind(b"\n") + 1]
+        self._bytes_read += len(complete_lines)
+        self.lines += map(json.loads, complete_lines.splitlines())
 
     def judge_outcome(self, code: int, reason: str = "") -> Outcome:
         """The outcome of a trial that has ended with exit code `code`, from its output and its logged lines.

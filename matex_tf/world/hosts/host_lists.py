@@ -38,15 +38,15 @@ def group_options(options: Sequence[str]) -> list[list[str]]:
     groups: list[list[str]] = []
     index = 0
     while index < len(options):
-        word = options[index]
+        option = options[index]
         # The number of its arguments: 0 for NAME=VALUE, otherwise from the table of known options, `ARITY`.
-        count = 0 if "=" in word else mpirun_options.ARITY.get(mpirun_options.parse_option_name(word))
-        if count is None:  # an unknown option: its arguments end at the next option
-            count = 0
-            while index + count + 1 < len(options) and not options[index + count + 1].startswith("-"):
-                count += 1
-        groups.append(list(options[index : index + count + 1]))
-        index += count + 1
+        argument_count = 0 if "=" in option else mpirun_options.ARITY.get(mpirun_options.parse_option_name(option))
+        if argument_count is None:  # an unknown option: its arguments end at the next option
+            argument_count = 0
+            while index + argument_count + 1 < len(options) and not options[index + argument_count + 1].startswith("-"):
+                argument_count += 1
+        groups.append(list(options[index : index + argument_count + 1]))
+        index += argument_count + 1
     return groups
 
 
@@ -68,16 +68,16 @@ def list_hosts(options: Sequence[str], environment: Mapping[str, str], folder: s
     for group in group_options(options):
         name = mpirun_options.parse_option_name(group[0])
         if name in _HOST_OPTIONS:
-            for part in _read_value(group).split(","):
-                host, colon, number = part.partition(":")
-                slots_of[host] = slots_of.get(host, 0) + (int(number) if colon and number.isdigit() else 1)
+            for entry in _read_value(group).split(","):
+                host, colon, slots_text = entry.partition(":")
+                slots_of[host] = slots_of.get(host, 0) + (int(slots_text) if colon and slots_text.isdigit() else 1)
         elif name in _FILE_OPTIONS:
             for host, slots in _read_host_file(os.path.join(folder, _read_value(group))):
                 slots_of[host] = slots_of.get(host, 0) + slots
     if not slots_of and environment.get("SLURM_JOB_NODELIST"):
         names = _list_slurm_names(environment["SLURM_JOB_NODELIST"])
-        tasks = _parse_slurm_slots(environment.get("SLURM_TASKS_PER_NODE", ""))
-        slots_of = dict(zip(names, itertools.chain(tasks, itertools.repeat(1))))  # further hosts have one slot
+        slot_counts = _parse_slurm_slots(environment.get("SLURM_TASKS_PER_NODE", ""))
+        slots_of = dict(zip(names, itertools.chain(slot_counts, itertools.repeat(1))))  # further hosts have one slot
     return [Host(name, slots) for name, slots in slots_of.items() if name]
 
 
@@ -90,17 +90,19 @@ def _read_host_file(path: str) -> list[tuple[str, int]]:
         return []  # mpirun reports the error
     hosts = []
     for line in filter(None, lines):
-        name, _, number = line.split()[0].partition(":")
-        numbers = dict(re.findall(r"([\w-]+)\s*=\s*(\d+)", line))
+        name, _, slots_text = line.split()[0].partition(":")
+        values = dict(re.findall(r"([\w-]+)\s*=\s*(\d+)", line))
         # Without slots, max_slots is their number.
-        number = next((numbers[key] for key in ("slots", "max_slots", "max-slots") if key in numbers), number)
-        hosts.append((name, int(number) if number.isdigit() else 1))
+        slots_text = next((values[key] for key in ("slots", "max_slots", "max-slots") if key in values), slots_text)
+        hosts.append((name, int(slots_text) if slots_text.isdigit() else 1))
     return hosts
 
 
-def _list_slurm_names(text: str) -> list[str]:
+def _list_slurm_names(node_list: str) -> list[str]:
     try:
-        result = subprocess.run(["scontrol", "show", "hostnames", text], capture_output=True, text=True, timeout=30)
+        result = subprocess.run(
+            ["scontrol", "show", "hostnames", node_list], capture_output=True, text=True, timeout=30
+        )
     except (OSError, subprocess.TimeoutExpired):
         return []
     return result.stdout.split() if result.returncode == 0 else []
@@ -141,11 +143,11 @@ def _resolve_names(names: Sequence[str]) -> dict[str, set[str]]:
 
     # On threads: signals are handled meanwhile, and threads that still wait at the end of the program are abandoned.
     threads = [threading.Thread(target=resolve, args=(name,), daemon=True) for name in dict.fromkeys(names)]
-    until = time.monotonic() + RESOLVING
+    deadline = time.monotonic() + RESOLVING
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(max(until - time.monotonic(), 0.0))
+        thread.join(max(deadline - time.monotonic(), 0.0))
     return {name: addresses.get(name, set()) for name in names}
 
 
@@ -169,9 +171,9 @@ def _is_own(address: str) -> bool:
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
-        with socket.socket(family, socket.SOCK_DGRAM) as end:  # some kernels lack IPv6
-            end.connect((address, 9))  # sends nothing
-            return ipaddress.ip_address(address).is_loopback or end.getsockname()[0] == address
+        with socket.socket(family, socket.SOCK_DGRAM) as connection:  # some kernels lack IPv6
+            connection.connect((address, 9))  # sends nothing
+            return ipaddress.ip_address(address).is_loopback or connection.getsockname()[0] == address
     except OSError:
         return False
 
@@ -189,5 +191,5 @@ def drop_options(options: Sequence[str], names: Sequence[str]) -> list[str]:
 def replace_hosts(options: Sequence[str], hosts: Sequence[Host], family: str) -> list[str]:
     """The `options` of mpirun with these hosts. `family`: the MPI, by its name in `mpirun_options`."""
     option = "--host" if family == mpirun_options.OPENMPI else "-hosts"
-    names = ",".join(f"{host.name}:{host.slots}" for host in hosts)
-    return [*drop_options(options, (*_HOST_OPTIONS, *_FILE_OPTIONS)), option, names]
+    host_list = ",".join(f"{host.name}:{host.slots}" for host in hosts)
+    return [*drop_options(options, (*_HOST_OPTIONS, *_FILE_OPTIONS)), option, host_list]

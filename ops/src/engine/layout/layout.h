@@ -72,7 +72,7 @@ void InFragments(const Transfer& transfer, int64_t first, int64_t count, Work wo
 
 class Layout {
  public:
-  // chunk_bytes: the maximum size of a transfer.
+  // chunk_bytes: the maximum size of a transfer; with cuts, of which each owner's part is rounded up, about this size.
   // fuse_bytes: smaller entries are fused, in order, with others of their type.
   // compression: applies to the float32 gradients of variables.
   // compiled: XLA has compiled the step. Ranks must agree on this, because compiled steps round differently from

@@ -9,9 +9,9 @@
 
 namespace matex {
 
-// *value = the combination of all ranks' values, the same bits on all ranks. `Value::Add(other)` merges two values, in
-// any order. The result on rank 0 is broadcast, so ranks agree even if `Add` depends on the order. Collective. Returns
-// an MPI error code.
+// *value = the combination of all ranks' values, the same bits on all ranks. MPI may call `Value::Add(other)`, which
+// merges two values, in any order. Ranks agree even if the result depends on the order, because rank 0's is broadcast.
+// Collective. Returns an MPI error code.
 template <typename Value>
 int CombineOverRanks(MPI_Comm communicator, Value* value) {
   static_assert(std::is_trivially_copyable_v<Value>, "it travels as bytes");
@@ -19,10 +19,11 @@ int CombineOverRanks(MPI_Comm communicator, Value* value) {
   MPI_Op op;
   const auto add = [](void* in, void* inout, int* count, MPI_Datatype*) {
     for (int i = 0; i < *count; ++i) {
-      Value one, sum;  // MPI's buffers may be unaligned
-      std::memcpy(&one, static_cast<char*>(in) + i * sizeof(Value), sizeof(Value));
+      Value other, sum;
+      // Copies, because MPI's buffers may be unaligned.
+      std::memcpy(&other, static_cast<char*>(in) + i * sizeof(Value), sizeof(Value));
       std::memcpy(&sum, static_cast<char*>(inout) + i * sizeof(Value), sizeof(Value));
-      sum.Add(one);
+      sum.Add(other);
       std::memcpy(static_cast<char*>(inout) + i * sizeof(Value), &sum, sizeof(Value));
     }
   };

@@ -1,5 +1,5 @@
-// The noted waits of this process for other ranks (wait_state.h), at most one of each waiter, under one mutex. Messages
-// describe the longest current wait. The time in waits that block the step is added up.
+// Keeps, for each kind of waiting thread, the wait in which it is now (wait_state.h). The watchdog's message describes
+// the longest one. Also adds up the time in which waits block the step. One mutex guards everything.
 #include "engine/sequence/wait_state.h"
 
 #include <chrono>
@@ -12,18 +12,19 @@ using Clock = std::chrono::steady_clock;
 
 struct Waiters {
   struct OneWait {
-    const std::function<std::string()>* place = nullptr;  // null: this waiter does not wait
+    const std::function<std::string()>* place = nullptr;  // makes the text for a message; null: it does not wait now
     const Layout* layout = nullptr;
     Clock::time_point since;
   };
   std::mutex mutex;
   OneWait all[kWaiters];
-  Clock::time_point blocked_since;  // if IsBlocked: the begin of the wait, or the last gradient computed during it
+  Clock::time_point blocked_since;  // while MayBlock: the begin of the wait, or the last gradient computed during it
   Clock::duration blocked{0};       // in all waits that have ended
 
-  // Whether a current wait blocks the step. kObjects does not, because exchanges of objects happen between steps.
-  // kPulls does not, because a step continues while new weights travel.
-  bool IsBlocked() const {
+  // Whether a thread is in a wait that can block the step. It does not block while the step computes further gradients
+  // (NoteGradient). kObjects never blocks, because exchanges of objects happen between steps. kPulls never blocks,
+  // because a step continues while new weights travel.
+  bool MayBlock() const {
     return all[static_cast<int>(Waiter::kSequence)].place != nullptr ||
            all[static_cast<int>(Waiter::kOverlapped)].place != nullptr;
   }
@@ -40,19 +41,19 @@ void NoteWait(Waiter waiter, const std::function<std::string()>* place, const La
   Waiters& waiters = TheWaiters();
   std::lock_guard<std::mutex> lock(waiters.mutex);
   const Clock::time_point now = Clock::now();
-  if (!waiters.IsBlocked()) waiters.blocked_since = now;
+  if (!waiters.MayBlock()) waiters.blocked_since = now;
   waiters.all[static_cast<int>(waiter)] = {place, layout, now};
 }
 
 void NoteWaitEnd(Waiter waiter) {
   Waiters& waiters = TheWaiters();
   std::lock_guard<std::mutex> lock(waiters.mutex);
-  const bool was_blocked = waiters.IsBlocked();
+  const bool could_block = waiters.MayBlock();
   waiters.all[static_cast<int>(waiter)].place = nullptr;
-  if (was_blocked && !waiters.IsBlocked()) waiters.blocked += Clock::now() - waiters.blocked_since;
+  if (could_block && !waiters.MayBlock()) waiters.blocked += Clock::now() - waiters.blocked_since;
 }
 
-// A gradient shows that the step was not blocked until now, so the time before it does not count.
+// The step has computed a gradient, so it ran until now, even if another thread waited: that time does not count.
 void NoteGradient() {
   Waiters& waiters = TheWaiters();
   std::lock_guard<std::mutex> lock(waiters.mutex);
