@@ -76,10 +76,10 @@ def test_a_rank_that_is_behind_reads_a_file_that_rank_0_moves_twice_and_then_cha
     source, first, second = (tmp_path / name for name in ("source", "first", "second"))
     source.write_text("as it was")
     note(first)
-    note(source, removed=True, to=str(first))
+    note(source, removed=True, new_path=str(first))
     source.rename(first)
     note(second)
-    note(first, removed=True, to=str(second))
+    note(first, removed=True, new_path=str(second))
     if not fails:
         first.rename(second)
     assert Path(there.find_before(str(source))).read_text() == "as it was"
