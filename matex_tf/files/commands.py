@@ -256,7 +256,10 @@ def _find_real_path(path: str) -> str | None:
     if "\0" in path:
         return None  # the original function reports the error
     with real_files.use_real_files():
-        key = overlay.get_own_view().find_key(path)
+        try:
+            key = overlay.get_own_view().find_key(path)
+        except OSError:  # a loop of links
+            return None
         real_path = None if key is None else overlay.get_own_view().locate_for_child(key)
     is_on_disk = real_path == key
     return None if is_on_disk else real_path

@@ -61,7 +61,7 @@ def deliver_file(path: str) -> None:
         # it, such as a temporary path that only this rank uses. The folder of `path` may be missing, because the save
         # has created only the folder of rank 0's path.
         os.makedirs(os.path.dirname(path) or os.curdir, exist_ok=True)
-        place = find_real_path(path, "w")
+        place = find_real_path(path, "w", creates_more_files=True)
     missing_parts = [part for part in parts if not _has_part(place, part)]
     if is_same_file:  # otherwise this rank reads its copy
         _show_parts(path, parts)  # before `realpath`: it may change the working folder

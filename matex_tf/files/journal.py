@@ -145,8 +145,12 @@ class Journal(journal_reader.Notes):
                 self.write_note(path, removed=True)
         inode = state[0]
         # Rank 0 has moved the file here. Ranks that have not reached the move read it at its old path: renew that note.
-        move = self._moved.pop(key, None)
+        move = self._moved.get(key)
         if move is not None and move.inode == inode:
+            if new_path:  # This move may fail, so both paths are kept.
+                self._moved[new_path] = move
+            else:
+                del self._moved[key]
             copy = new_path or self._keep_copy(completed_count, key)
             self._write_line(move.number, move.old_path, copy, inode if new_path else journal_reader.NOT_MOVED)
         if self._is_touched(key) and not (removed and _is_folder(key)):

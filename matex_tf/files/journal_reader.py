@@ -75,7 +75,7 @@ def lock_method(method: Callable[..., Any]) -> Callable[..., Any]:
 class Notes:
     """The notes in `folder`, read incrementally.
 
-    on_new_notes: called when there are new notes.
+    on_change: called when there are new notes, and when notes are dropped.
     completed_by_parent: in a child process of a rank, the rank's number of completed collectives at its start.
     _count: `_count[0]` is the number of bytes in the file, in mapped memory; None if the ranks have several hosts.
     _notes: the notes that hold for this rank, by path.
@@ -93,7 +93,7 @@ class Notes:
         self._seen = self._offset = HEAD
         self._line_count = 0
         self._number = self._quiet_at = -1
-        self.on_new_notes: Callable[[], None] = lambda: None
+        self.on_change: Callable[[], None] = lambda: None
         self._renew_lock()
         self.completed_by_parent = 0
         os.register_at_fork(before=self._keep_number, after_in_child=self._renew_lock)
@@ -201,7 +201,7 @@ class Notes:
         if version != self._seen:
             self._read_lines()
             self._seen, self._number = version, -1
-            self.on_new_notes()
+            self.on_change()
         completed_count = self.count_completed() if self._notes else 0
         if self._notes and completed_count != self._number:
             recent_notes = {
@@ -209,6 +209,7 @@ class Notes:
             }
             self._notes = {key: notes for key, notes in recent_notes.items() if notes}
             self._number = completed_count
+            self.on_change()
         self._quiet_at = -1 if self._notes else version
 
     def _read_lines(self) -> None:
@@ -226,13 +227,14 @@ class Notes:
             number, key, copy, inode = json.loads(line)
             notes = self._notes.setdefault(key, [])
             # A moved file may be moved again or changed. Then the new note, with an inode or NOT_MOVED, has the number
-            # of the note of the first move, and replaces it. Other notes are appended: `index` is the end of the list.
+            # of the note of the first move, and comes before it: the older one holds if the later move has failed.
+            # Other notes are appended: `index` is the end of the list.
             moved_indexes = (
                 index for index, note in enumerate(notes) if note.inode and inode and note.number == number
             )
             index = next(moved_indexes, len(notes))
             order = notes[index].order if index < len(notes) else self._line_count
-            notes[index : index + 1] = [_Note(order, number, copy, max(inode, 0), until)]
+            notes.insert(index, _Note(order, number, copy, max(inode, 0), until))
             self._line_count += 1
 
 

@@ -91,9 +91,10 @@ class KnownPlaces:
     def _get_folder(self, path: str) -> Folder | None:
         if self._is_in_child:
             return None
-        if self._child_time[0] != self._seen_time:
-            self._seen_time = self._child_time[0]
-            self.forget()
+        child_time = self._child_time[0]
+        if child_time != self._seen_time:
+            self.forget()  # first, so that no other thread uses the former answers
+            self._seen_time = child_time
         folders = self._folders  # if another thread clears the cache meanwhile, the answer goes to this former dict
         folder = folders.get(path)
         if folder is None:

@@ -57,7 +57,7 @@ class Layers:
             self._excluded.add(os.path.realpath(settings.get_settings().log_dir))
         os.makedirs(folder, exist_ok=True)
         self.known = known_places.KnownPlaces(folder, self._read_folder)
-        notes.on_new_notes = self.known.forget
+        notes.on_change = self.known.forget
         self._uncached: set[str] = set()
 
     @property
@@ -88,7 +88,10 @@ class Layers:
         return (path[len(self.root) :] or os.sep) if is_upper else path
 
     def _follow_links(self, path: str) -> str:
-        """`os.path.realpath` of an absolute path through the links as this rank sees them."""
+        """`os.path.realpath` of an absolute path through the links as this rank sees them.
+
+        Raises OSError for a loop of links: in the upper layer it would lead to the disk.
+        """
         if not self.has_links and not self.notes.has_news():
             return os.path.realpath(path)  # all links are on the disk
         resolved, pending_names, link_count = os.sep, path.split(os.sep)[::-1], 0
@@ -99,9 +102,11 @@ class Layers:
                 continue
             entry = os.path.join(resolved, name)
             place = self.locate_real(entry)
-            if not os.path.islink(place) or link_count == _MAX_LINKS:
+            if not os.path.islink(place):
                 resolved = entry
                 continue
+            if link_count == _MAX_LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
             target, link_count = os.readlink(place), link_count + 1
             resolved = os.sep if os.path.isabs(target) else resolved
             pending_names += target.split(os.sep)[::-1]
@@ -120,8 +125,8 @@ class Layers:
 
     def is_hidden(self, key: str) -> bool:
         """Whether this rank has removed `key` or a parent folder, and rank 0 has not saved `key` for all since."""
-        # The innermost path decides.
-        return next((self.removed[path] for path in journal_reader.list_parents(key) if path in self.removed), False)
+        states = map(self.removed.get, journal_reader.list_parents(key))
+        return next((is_hidden for is_hidden in states if is_hidden is not None), False)  # the innermost path decides
 
     def _is_in_own_file(self, key: str) -> bool:
         """Whether a parent of `key` is a file of this rank. Rank 0 may have replaced its file by a folder or a link."""
@@ -214,8 +219,11 @@ class Layers:
         if not self.is_folder(key):
             return os.listdir(self.locate_real(key))  # raises the appropriate error
         names = []
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # in the upper layer only, or removed by now
+        try:
             names = os.listdir(key)
+        except OSError as error:  # in the upper layer only, or rank 0 has removed or replaced it
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+                raise
         names += self.notes.list_before(key)  # after the disk: removed entries, which it lacks, have notes by now
         names = [name for name in dict.fromkeys(names) if self.exists(os.path.join(key, name))]
         if os.path.isdir(self.locate_upper(key)):
@@ -247,6 +255,6 @@ def list_open_files(process: str) -> Iterator[tuple[str, str, tuple[int, int]]]:
     with contextlib.suppress(OSError):
         for descriptor in [*os.listdir(f"/proc/{process}/fd"), "../cwd"]:
             place = f"/proc/{process}/fd/{descriptor}"
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError):
                 state = os.stat(place)
                 yield descriptor, os.readlink(place), (state.st_dev, state.st_ino)

@@ -134,7 +134,10 @@ def _wrap_temporary(original: Any) -> Any:
         key = paths.find_key(folder)
         with real_files.use_real_files():
             view = overlay.get_own_view()
-            if key is None or view.is_folder_of_disk(key):
+            # A link of this rank may lead elsewhere on the disk.
+            if key is None or (
+                view.is_folder_of_disk(key) and os.path.realpath(os.fsdecode(folder or os.curdir)) == key
+            ):
                 result = original(*args, **kwargs)
                 view.exclude_path(os.fsdecode(result[1] if isinstance(result, tuple) else result))
                 return result

@@ -120,7 +120,7 @@ def _save_once(write: Callable[[str], Any], path: str, saved_path: str, name: st
         name: the name of the function that saves.
     """
     if _is_measured():
-        private_path = find_real_path(path, "w")
+        private_path = find_real_path(path, "w", creates_more_files=True)
         with real_files.use_real_files():
             return write(private_path)
     if not _is_called_by_all():

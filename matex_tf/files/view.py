@@ -36,7 +36,7 @@ class View(Layers):
         watched, because the child may make files.
         """
         self._limit.start_watching()
-        return os.path.dirname(self.root), self.notes.describe(), self.removed, self._excluded
+        return os.path.dirname(self.root), self.notes.describe(), self.removed.copy(), self._excluded
 
     @classmethod
     def adopt(cls, folder: str, notes: tuple[Any, ...], removed: dict[str, bool], excluded: set[str]) -> View:
@@ -76,7 +76,7 @@ class View(Layers):
         """
         self.return_to_disk()
         # The script had removed these keys on all ranks; the command has created them.
-        self.removed |= {key: False for key in self.removed if os.path.lexists(key)}
+        self.removed |= {key: False for key in self.removed.copy() if os.path.lexists(key)}
         open_paths = {path for _, path, _ in list_open_files("self")}
         for key in own_keys:
             place = self.locate_upper(key)
@@ -114,7 +114,7 @@ class View(Layers):
         """
         if not os.path.isdir(key):  # the disk is read before the notes, as in `locate_lower`
             return False
-        shown_keys = [path for path, is_hidden in self.removed.items() if not is_hidden]
+        shown_keys = [path for path, is_hidden in self.removed.copy().items() if not is_hidden]
         has_shown_file = any(key in journal_reader.list_parents(path) for path in shown_keys)
         return self.locate_lower(key) == key or (has_shown_file and self.notes.find_before(key) is None)
 
@@ -267,12 +267,14 @@ class View(Layers):
     def _hide_key(self, key: str, may_have_links: bool = True) -> None:
         """Remove `key` from the upper layer, and hide it in the lower one.
 
-        may_have_links: `key` may be a link, or a folder with links, which may still be on the disk.
+        may_have_links: `key` may be a link, or a folder with links, which may still be on the disk. False: a file.
         """
-        other_removed = {
-            path: is_hidden for path, is_hidden in self.removed.items() if key not in journal_reader.list_parents(path)
-        }
-        self.removed = {**other_removed, key: True}
+        # Several threads may remove files at the same time, so the map is changed in place, and a copy is searched.
+        self.removed[key] = True
+        inside = os.path.join(key, "")
+        for path, is_hidden in self.removed.copy().items() if may_have_links else ():
+            if not is_hidden and path.startswith(inside):
+                self.removed.pop(path, None)
         upper = self.locate_upper(key)
         if os.path.isdir(upper) and not os.path.islink(upper):
             shutil.rmtree(upper)
@@ -325,7 +327,8 @@ class View(Layers):
                 self._hide_key(target_key)
             target_place = self.locate_upper(target_key)
             shutil.move(source_place, target_place)
-            for folder, folders, names in os.walk(target_place):  # nothing of a file
+            is_link = os.path.islink(target_place)  # perhaps to a large folder, which was not moved
+            for folder, folders, names in () if is_link else os.walk(target_place):  # nothing of a file
                 for name in folders + names:
                     self.mark_changed(os.path.join(folder, name)[len(self.root) :])
             self.mark_changed(target_key)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import math
 import pickle
 from collections.abc import Callable
@@ -42,9 +44,24 @@ def _catch_outcome(work: Callable[[], Any]) -> tuple[Any, Exception | None]:
         outcome: tuple[Any, Exception | None] = work(), None
         pickle.dumps(outcome)  # raises if the result cannot be sent
     except Exception as error:
-        try:
-            pickle.loads(pickle.dumps(error))  # raises if it cannot be sent, or not be created on the other ranks
-            outcome = None, error
-        except Exception:
-            outcome = None, RuntimeError(f"{type(error).__name__}: {error}")
+        outcome = None, _find_sendable(error)
     return outcome
+
+
+def _find_sendable(error: Exception) -> Exception:
+    """`error`; if it cannot be sent, or not be created on the other ranks, the nearest error that can, with `error` as
+    its cause on this rank. So all ranks handle the same error.
+    """
+    found, makers = error, list[Callable[[], Exception]]([lambda: error])
+    if hasattr(error, "node_def"):  # an error of TensorFlow: without its op, which is of this process
+        makers.append(lambda: type(error)(None, None, str(error)))
+    bases = [base for base in type(error).__mro__[1:] if issubclass(base, Exception) and base is not Exception]
+    makers += [functools.partial(base, f"{type(error).__name__}: {error}") for base in (*bases, RuntimeError)]
+    for make in makers:
+        with contextlib.suppress(Exception):
+            found = make()
+            if type(pickle.loads(pickle.dumps(found))) is type(found):
+                break
+    if found is not error:
+        found.__cause__ = error
+    return found

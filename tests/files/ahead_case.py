@@ -22,10 +22,10 @@ PLAYING, PLAIN = [None], [{}]
 NAMES += ["link", "link/a", "link/deep", "folder/link", "folder/link/a", "other/link"]
 
 
-def random_steps(chance):
+def random_steps(chance, names):
     """Mostly one step. A rank that is behind may use a folder that rank 0 has removed."""
     kind = chance.choice(list(KINDS))
-    names = [chance.choice(NAMES) for _ in range(2)]
+    names = [chance.choice(names) for _ in range(2)]
     then = {"keep entries": ["ask kept entries", "rmtree"], "work in": ["rmtree"]}
     return [(kind, names, str(chance.random())) for kind in [kind, *then.get(kind, [])]]
 
@@ -231,9 +231,12 @@ def tried(seed, sets):
     world.is_active = lambda: True
     try:
         for _ in range(chance.randrange(1, 5)):
-            steps = [step for _ in range(chance.randrange(1, 8)) for step in random_steps(chance)]
+            names = chance.sample(NAMES, chance.choice([3, len(NAMES)]))  # of few names, steps meet earlier ones
+            steps = [step for _ in range(chance.randrange(1, 12)) for step in random_steps(chance, names)]
             turns = [first] * len(steps) + [other] * len(steps)
-            if chance.random() < 0.7:
+            if chance.random() < 0.3:
+                turns.reverse()  # rank 0 is behind, so that no note keeps the other from its cache
+            elif chance.random() < 0.6:
                 chance.shuffle(turns)
             at = {first: 0, other: 0}
             for player in turns:

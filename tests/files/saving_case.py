@@ -103,6 +103,9 @@ with tempfile.TemporaryDirectory() as temporary:
     assert tf.train.latest_checkpoint(temporary) == path
 model.save(f"out/of-rank-{rank}.keras")
 same(model, keras.models.load_model(f"out/of-rank-{rank}.keras", compile=False))
+os.mkdir("runs")
+path = tf.train.Checkpoint(model=model).write(f"runs/checkpoint-of-rank-{rank}")
+assert os.path.exists(f"{path}.index")
 
 tf.saved_model.save(module, "out/module")
 found = tf.saved_model.load("out/module")

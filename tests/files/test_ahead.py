@@ -11,7 +11,8 @@ import launch
 pytestmark = pytest.mark.waits
 
 
-def test_random_scripts_find_what_they_find_alone():
-    command = [sys.executable, str(Path(__file__).with_name("ahead_case.py")), "0", "400"]
+@pytest.mark.parametrize("seeds", [("0", "400"), ("1114", "1115")])
+def test_random_scripts_find_what_they_find_alone(seeds):
+    command = [sys.executable, str(Path(__file__).with_name("ahead_case.py")), *seeds]
     found = subprocess.run(command, env=launch.environment(), capture_output=True, text=True, timeout=200)
     assert found.returncode == 0 and "wrong: 0" in found.stdout, found.stdout + found.stderr

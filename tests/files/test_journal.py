@@ -70,6 +70,25 @@ def test_a_failed_move_does_not_count(tmp_path, ends):
     assert there.find_before(str(source / "file")) is None
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_rank_that_is_behind_reads_a_file_that_rank_0_moves_twice_and_then_changes(tmp_path, ends, fails):
+    note, there, _ = ends
+    source, first, second = (tmp_path / name for name in ("source", "first", "second"))
+    source.write_text("as it was")
+    note(first)
+    note(source, removed=True, new_path=str(first))
+    source.rename(first)
+    note(second)
+    note(first, removed=True, new_path=str(second))
+    if not fails:
+        first.rename(second)
+    assert Path(there.find_before(str(source))).read_text() == "as it was"
+    here = first if fails else second
+    note(here)
+    here.write_text("changed")
+    assert Path(there.find_before(str(source))).read_text() == "as it was"
+
+
 def test_the_oldest_note_has_the_old_content(tmp_path, ends):
     note, there, _ = ends
     folder = tmp_path / "folder"

@@ -1,11 +1,15 @@
 """The cache of changed names gives the location that a search of both layers finds, after every kind of change."""
 
 import os
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from matex_tf.files import journal
+from matex_tf.files import journal, journal_reader
 from matex_tf.files.view import View
+from matex_tf.world import world
 
 NAMES = [
     "a",
@@ -107,3 +111,55 @@ def test_an_unchanged_folder_is_known_to_equal_the_disk(view):
     assert view.known.is_untouched("folder") and view.known.is_untouched(".")
     write(view, "folder/deep/b")
     assert not any(map(view.known.is_untouched, (".", "folder", "folder/deep")))
+
+
+def test_a_removal_takes_as_long_after_many_others(view):
+    def remove_files(start):
+        begun = time.perf_counter()
+        for number in range(start, start + 200):
+            view.removed[os.path.abspath(f"gone/{number}")] = True
+            write(view, "folder/b")
+            view.remove_file(os.path.abspath("folder/b"))
+        return time.perf_counter() - begun
+
+    first = remove_files(0)
+    view.removed |= {os.path.abspath(f"gone/{number}"): True for number in range(100_000)}
+    assert remove_files(100_000) < 5 * first + 1
+
+
+def test_threads_that_remove_files_at_the_same_time_lose_no_removal(view):
+    names = [os.path.abspath(f"folder/{thread}-{number}") for thread in range(4) for number in range(100)]
+    for name in names:
+        open(name, "w").close()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda start: [view._hide_key(name) for name in names[start::4]], range(4)))
+    finally:
+        sys.setswitchinterval(interval)
+    assert not any(map(view.exists, names))
+
+
+def test_a_moved_link_is_not_followed(view, monkeypatch):
+    monkeypatch.setattr(os, "walk", None)
+    view.add_link(os.path.abspath("folder"), os.path.abspath("link"))
+    view.move_file("link", "moved")
+    assert os.path.islink(view.locate(os.path.abspath("moved")))
+
+
+def test_a_link_that_rank_0_has_replaced_leads_to_its_new_folder_after_the_next_collective(view, monkeypatch):
+    number = 0
+    monkeypatch.setattr(journal_reader, "count_collectives", lambda: number)
+    monkeypatch.setattr(world, "is_active", lambda: True)
+    os.symlink("folder", "link")
+    write(view, "folder/a")
+    journal.Journal(view.notes.folder).write_note(os.path.abspath("link"), removed=True)
+    os.remove("link")
+    os.mkdir("other")
+    os.symlink("other", "link")
+    for _ in range(2):  # the second answer comes from the cache
+        assert view.known.find_place("link/a") == view.locate_upper(os.path.abspath("folder/a"))
+    number = 1
+    assert not view.notes.has_news()
+    assert view.known.find_place("link/a") == "link/a"

@@ -279,6 +279,13 @@ def write_at(number):
 
 
 assert write_at(tf.constant(3)) == str(rank)
+os.symlink(os.path.abspath("looped"), "looped")
+try:
+    open("looped", "w")
+    seen.append("wrote through a loop")
+except OSError as error:
+    seen.append([error.errno, os.access("looped", os.F_OK), os.path.exists("looped"), os.path.lexists("looped")])
+os.remove("looped")
 tf.io.write_file("out/gfile/b.txt", "")
 tf.io.gfile.rmtree("out/gfile/b.txt")  # also removes a file
 tf.io.gfile.remove("out/gfile/a.txt")
