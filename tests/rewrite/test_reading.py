@@ -9,6 +9,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import growing
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 from simulated_ranks import Exchanger, Meeting, Simulation, find_difference
@@ -121,6 +122,14 @@ def test_what_a_branch_gives_may_take_a_collective():
 
 def _list_functions():
     return set(context.context().list_function_names())
+
+
+def test_a_constant_of_which_a_rank_takes_rows_is_once_in_the_copy():
+    table = np.random.default_rng(3).normal(size=(64, 32))
+    simulation = Simulation(lambda x: tf.tanh(tf.constant(table) + x), [table], is_open=False)
+    function = simulation.build(Meeting(2), 0, [])
+    nodes = context.context().get_function_def(function.name).node_def
+    assert [node.op for node in nodes if node.ByteSize() > table.nbytes] == ["Const"]
 
 
 def test_functions_of_a_copy_are_removed_with_it():
