@@ -85,9 +85,8 @@ def find_obstacle(program: Program) -> str:
     """
     if _keeps_integers(program):
         return _KEEPS_INTEGERS
-    if any(
-        value.placement.reduction != "sum" for value, _ in program.iterate_exchanged()
-    ):  # also in branches and loops
+    exchanged = program.iterate_exchanged()  # also in branches and loops
+    if any(value.placement.reduction != "sum" for value, _ in exchanged):
         return _USES_OTHERS
     if any(node.decision.communicates and not is_batch(node) for node in program.iterate_nodes()):
         return _USES_OTHERS

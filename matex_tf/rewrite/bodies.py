@@ -93,9 +93,9 @@ class Body:
         ]
         labels.label_waves(self.program, other_exchanges)
         has_labels = [any(exchange.label is not None for exchange in wave) for wave in other_exchanges]
-        # Build level by level.
+        # Build level by level. A constant is created where it is used: a large one is not twice in the copy.
         published_ids = self._list_published()
-        nodes = (node for node in self.program.nodes if id(node) not in published_ids)
+        nodes = (node for node in self.program.nodes if id(node) not in published_ids and not paths.is_constant(node))
         nodes_of_levels = {level: list(group) for level, group in itertools.groupby(nodes, lambda node: node.level)}
         for level in range(len(exchanges) + 1):
             for node in nodes_of_levels.get(level, ()):
@@ -166,8 +166,13 @@ class Body:
 
     def _find_input(self, value: Value, need: Placement | None) -> Any:
         """The tensor that a kept op takes; the value itself if another kept op computes it."""
-        is_kept = paths.find_path(value, need) == paths.SAME and value in self.kept
-        return value if is_kept else self._convert(value, need)
+        if paths.find_path(value, need) != paths.SAME:
+            return self._convert(value, need)
+        node = value.node
+        # A constant is added where it is used first.
+        if node is not None and paths.is_constant(node) and node not in self.kept and self.kept.can_keep(node):
+            self.kept.add(node, [], [])
+        return value if value in self.kept else self._convert(value, need)
 
     def _find_tensor(self, value: Value) -> Any:
         """The tensor of a value in this graph."""

@@ -65,7 +65,7 @@ def list_functions(node: Any) -> list[str]:
 
 
 def iterate_graphs(graph: Any) -> Iterator[Any]:
-    """`graph`, and the graphs of the functions that its ops call, recursively, each once; the nearest first."""
+    """`graph`, and the graphs of the functions that its ops call, recursively, each once, after `graph`."""
     graphs = [graph]
     for current in graphs:  # grows by the graphs of the functions that these graphs call
         yield current

@@ -50,5 +50,5 @@ def uses_tensor(value: Value, need: Placement | None) -> bool:
 
 
 def is_constant(node: Node) -> bool:
-    """Whether the op is a constant, of which each region (`microbatches`) and the step itself may have a copy."""
+    """Whether the op is a constant, which is copied wherever it is used."""
     return node.type == "Const" and not node.controls and node.decision.emit is None and not node.is_reused

@@ -230,7 +230,8 @@ class Reader:
         for value in node.outputs:
             if value.counts is not None:
                 value.node = None
-        last_node = next((candidate for candidate in last_nodes if candidate.key == key), None)
+        # The last reading may have been of another op with this key, if a rule replaced the op by other ops than now.
+        last_node = next((candidate for candidate in last_nodes if candidate.key == key and candidate.op is op), None)
         if last_node is not None and has_same_outputs(last_node, node):
             # Keep the node of the last reading. Later ops take its values as before, and need not be read again.
             last_node.update_from(node)

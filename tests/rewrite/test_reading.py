@@ -9,6 +9,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import growing
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 from simulated_ranks import Exchanger, Meeting, Simulation, find_difference
@@ -16,8 +17,10 @@ from tensorflow.python.eager import context
 
 from matex_tf.rewrite.emit import Copy
 from matex_tf.rewrite.kept import trace_copy
+from matex_tf.rewrite.nodes import Expansion
 from matex_tf.rewrite.placement import BATCH, WHOLE, make_piece_handle
 from matex_tf.rewrite.propagate import Reader, find_needed_sums, read_program
+from matex_tf.rewrite.rules import RULES
 from matex_tf.rewrite.sharing import Slice
 
 
@@ -88,6 +91,25 @@ def _read_afresh(graph, placements, whole):
     return reader.read(graph, placements), whole
 
 
+def _add_up(is_whole, _, rows):
+    return tf.cumsum(rows, 1, exclusive=is_whole)
+
+
+def test_an_op_that_a_rule_replaces_otherwise_is_read_anew(monkeypatch):
+    """The ops that replace it have the names and the placements of the last reading, but another attribute."""
+
+    def step(x):
+        total = tf.reduce_sum(x)  # is whole in the second reading
+        return tf.math.xdivy(total, x), tf.exp(total), 2.0 * total
+
+    def replace(node):
+        return Expansion(_add_up, (node.get_placement(0).is_replicated,))
+
+    monkeypatch.setitem(RULES, "Xdivy", replace)
+    program = read_program(_trace(step, [tf.ones([4, 3])]), [BATCH])
+    assert [node.read_attribute("exclusive") for node in program.nodes if node.type == "Cumsum"] == [True]
+
+
 def test_what_a_branch_gives_may_take_a_collective():
     def choose(x, flag):
         return tf.cond(flag, lambda: x * 2.0, lambda: tf.ones([4, 3]))
@@ -100,6 +122,14 @@ def test_what_a_branch_gives_may_take_a_collective():
 
 def _list_functions():
     return set(context.context().list_function_names())
+
+
+def test_a_constant_of_which_a_rank_takes_rows_is_once_in_the_copy():
+    table = np.random.default_rng(3).normal(size=(64, 32))
+    simulation = Simulation(lambda x: tf.tanh(tf.constant(table) + x), [table], is_open=False)
+    function = simulation.build(Meeting(2), 0, [])
+    nodes = context.context().get_function_def(function.name).node_def
+    assert [node.op for node in nodes if node.ByteSize() > table.nbytes] == ["Const"]
 
 
 def test_functions_of_a_copy_are_removed_with_it():
