@@ -108,6 +108,9 @@ class Layers:
             if link_count == _MAX_LINKS:
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
             target, link_count = os.readlink(place), link_count + 1
+            if target == entry and os.path.exists(entry) and not self.is_hidden(entry):
+                resolved = entry  # a mirror's link in the upper layer to the disk (mirror.py)
+                continue
             resolved = os.sep if os.path.isabs(target) else resolved
             pending_names += target.split(os.sep)[::-1]
         return resolved

@@ -4,6 +4,7 @@ import os
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -163,3 +164,19 @@ def test_a_link_that_rank_0_has_replaced_leads_to_its_new_folder_after_the_next_
     number = 1
     assert not view.notes.has_news()
     assert view.known.find_place("link/a") == "link/a"
+
+
+def test_a_mirror_s_link_to_the_disk_is_no_loop(view, tmp_path):
+    """In a mirror, which commands get, a folder of the disk that is not copied is a link to itself on the disk."""
+    folder = tmp_path / "large"
+    folder.mkdir()
+    mirrored = Path(view.locate_upper(str(folder)))
+    mirrored.parent.mkdir(parents=True)
+    mirrored.symlink_to(folder)
+    view.mark_changed(str(folder))
+    view._has_links = True
+    assert view.find_key(folder / "file") == str(folder / "file")
+    own_loop = tmp_path / "loop"
+    Path(view.locate_upper(str(own_loop))).symlink_to(own_loop)
+    with pytest.raises(OSError, match="symbolic links"):
+        view.find_key(own_loop)
