@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import math
 import pickle
@@ -60,7 +61,8 @@ def _find_sendable(error: Exception) -> Exception:
     for make in makers:
         with contextlib.suppress(Exception):
             found = make()
-            if type(pickle.loads(pickle.dumps(found))) is type(found):
+            pickle.dumps(found)
+            if type(copy.copy(found)) is type(found):  # a copy is created as on another rank, from class and arguments
                 break
     if found is not error:
         found.__cause__ = error
