@@ -47,6 +47,7 @@ class Copy:
         self.batch_slice, self.exchanger = batch_slice, exchanger
         self.make_slice, self.make_own_slice = make_slice, make_own_slice
         self.transform: Callable[[Program], Program] | None = None
+        self._once: dict[tuple[Any, ...], tuple[Any, list[Any]]] = {}  # see `make_once`
 
     def build(self, program: Program, inputs: Sequence[Any]) -> list[Any]:
         """The outputs of a program for these inputs, brought to the placements `Program.gives`, after its effects."""
@@ -71,6 +72,15 @@ class Copy:
     def keep_once(self, tensor: Any) -> Any:
         """This rank's term of a sum that equals a replicated tensor: the tensor on one rank, 0 on the others."""
         return tf.where(self.batch_slice.keeps, tensor, tf.zeros_like(tensor))
+
+    def make_once(self, key_parts: Sequence[Any], make: Callable[[], list[Any]]) -> list[Any]:
+        """The tensors that `make` creates, once for each graph and equal `key_parts`: a tensor and hashable values."""
+        tensor, *rest = key_parts
+        key = id(tf.compat.v1.get_default_graph()), id(tensor), *rest
+        if key not in self._once:
+            with tf.control_dependencies(None):  # without the first caller's dependencies, as others use the tensors
+                self._once[key] = tensor, make()  # keeps the tensor alive, so that its id stays unique
+        return self._once[key][1]
 
     def find_first(self, count: Any) -> Any:
         """The index, int64, of this rank's first entry along an axis. `count`: the number of the rank's entries, which

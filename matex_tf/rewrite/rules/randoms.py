@@ -34,13 +34,18 @@ def draw_by_counter(node: Node) -> Decision:
         return draw_all(node)
 
     def emit(copy: Any, sizes: Any, key: Any, counter: Any, algorithm: Any) -> list[Any]:
-        wide_sizes = tf.cast(sizes, tf.int64)
-        numbers_before = copy.find_first(wide_sizes[0]) * tf.reduce_prod(wide_sizes[1:])
-        # With 4 lanes and 6 numbers before, the counter moves on by 1, and this rank skips 2 numbers.
-        skipped_numbers = numbers_before % lanes
-        counter_step = tf.reshape(tf.cast(numbers_before // lanes, counter.dtype), [1])
+        def make_common() -> list[Any]:
+            """The tensors that draws of one shape have in common: made for each draw, they were a third of a copy's ops."""
+            wide_sizes = tf.cast(sizes, tf.int64)
+            numbers_before = copy.find_first(wide_sizes[0]) * tf.reduce_prod(wide_sizes[1:])
+            # With 4 lanes and 6 numbers before, the counter moves on by 1, and this rank skips 2 numbers.
+            skipped_numbers = numbers_before % lanes
+            counter_step = tf.reshape(tf.cast(numbers_before // lanes, counter.dtype), [1])
+            drawn_shape = tf.reshape(tf.reduce_prod(wide_sizes) + skipped_numbers, [1])
+            return [wide_sizes, drawn_shape, skipped_numbers, counter_step]
+
+        wide_sizes, drawn_shape, skipped_numbers, counter_step = copy.make_once((sizes, lanes), make_common)
         counter = tf.tensor_scatter_nd_add(counter, [[0]], counter_step)
-        drawn_shape = tf.reshape(tf.reduce_prod(wide_sizes) + skipped_numbers, [1])
         flat_numbers = copy.create_op(node, [drawn_shape, key, counter, algorithm], Tshape=tf.int64)[0]
         return [tf.reshape(flat_numbers[skipped_numbers:], wide_sizes)]
 
