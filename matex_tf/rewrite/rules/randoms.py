@@ -35,7 +35,7 @@ def draw_by_counter(node: Node) -> Decision:
 
     def emit(copy: Any, sizes: Any, key: Any, counter: Any, algorithm: Any) -> list[Any]:
         def make_common() -> list[Any]:
-            """The tensors that draws of one shape have in common: made for each draw, they were a third of a copy's ops."""
+            """The tensors that draws of one shape share. Made for each draw, they were a third of a copy's ops."""
             wide_sizes = tf.cast(sizes, tf.int64)
             numbers_before = copy.find_first(wide_sizes[0]) * tf.reduce_prod(wide_sizes[1:])
             # With 4 lanes and 6 numbers before, the counter moves on by 1, and this rank skips 2 numbers.
