@@ -241,7 +241,7 @@ def _changes_any_state(node: Any) -> bool:
     """`_changes_anything` for one definition."""
     from tensorflow.core.framework import types_pb2
 
-    definition = pipelines.find_definition(node)
+    definition = graph_ops.find_definition(node.op)
     if definition is None:
         return True
     types = {argument.type for argument in definition.input_arg}

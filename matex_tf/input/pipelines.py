@@ -80,22 +80,14 @@ def is_stateful(node: Any) -> bool:
     """
     if node.op in CALLS | HARMLESS or real_files.finds_files(node):
         return False
-    definition = find_definition(node)
-    return definition is None or bool(definition.is_stateful)
-
-
-def find_definition(node: Any) -> Any:
-    """What TensorFlow knows of the type of an op; None if it does not know the type."""
-    from tensorflow.python.framework import op_def_registry
-
-    return op_def_registry.get(node.op)
+    return graph_ops.is_stateful(node.op)
 
 
 def makes_dataset(node: Any) -> bool:
     """Whether an op makes a dataset, or a seed generator or cache for one."""
     from tensorflow.core.framework import types_pb2
 
-    definition = find_definition(node)
+    definition = graph_ops.find_definition(node.op)
     return definition is not None and any(output.type == types_pb2.DT_VARIANT for output in definition.output_arg)
 
 
