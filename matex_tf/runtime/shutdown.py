@@ -91,14 +91,15 @@ def _flush_files() -> None:
     Pipes are left out, because they could block. A disk may block, too, and so may a file whose lock is held by a
     stuck thread, or by the code that a signal has interrupted. So a thread writes, for a limited time.
     """
-    thread = threading.Thread(target=_flush_open_files, name="matex_tf flush", daemon=True)
+    thread = threading.Thread(target=flush_open_files, name="matex_tf flush", daemon=True)
     with contextlib.suppress(RuntimeError, KeyboardInterrupt):  # no thread can be started; the user does not wait
         with starts_own.set():
             thread.start()
         thread.join(_FLUSH_SECONDS)
 
 
-def _flush_open_files() -> None:
+def flush_open_files() -> None:
+    """See `_flush_files`. Blocks where a file blocks."""
     stream_types = io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom  # the first has a buffer on top of the others
     library_types = [(getattr(sys.modules.get(module), name, ()), method) for module, name, method in _LIBRARY_FILES]
     files: list[Any] = []

@@ -5,6 +5,8 @@ to one rank, the reporter: rank 0, or the next rank that answers. The reporter a
 the late ranks, which do not wait at this collective or a later one. It ends the job if no late rank has an excuse
 (`excuse_wait`), such as saving a file.
 
+Before an error of another rank ends the job, rank 0 completes the output that precedes the error (`await_first_rank`).
+
 The threads have their own communicator. So a rank answers whatever its script does, unless its process is stopped or
 its host is lost. A message is a tuple: its kind, the rank that sends it, and its content:
 
@@ -12,6 +14,8 @@ its host is lost. A message is a tuple: its kind, the rank that sends it, and it
     "heard"  from the reporter  nothing: it confirms "waits"
     "where"  from the reporter  nothing: it asks for the position
     "here"   to the reporter    an `_Answer`
+    "failed" to rank 0          number of the next collective of a rank that is about to end the job for its error
+    "ends"   from rank 0        nothing: the failed rank may end the job
 """
 
 from __future__ import annotations
@@ -35,6 +39,8 @@ from matex_tf.world.exit_codes import EXIT_STALLED
 
 _ANSWER_SECONDS = 5.0  # seconds to wait for an answer
 _SUSPENDED_SECONDS = 5.0  # a check that is late by these seconds shows that the process was stopped
+_SETTLED_SECONDS = 0.2  # rank 0 has waited for a failed rank for these seconds: longer than most transfers take
+_FAILED_POLL_SECONDS = 0.05  # interval of the checks after a failure
 _MAX_RANKS = 8  # maximum number of listed ranks
 _MAX_STACKS = 2  # maximum number of listed stacks
 _PROMPT = ("at the prompt of an interactive session", math.inf)  # an activity, as in `_activities`
@@ -82,6 +88,16 @@ def start_watching() -> None:
         shutdown.before_finalize.append(stop_watching)
 
 
+def await_first_rank() -> None:
+    """Wait for rank 0 before an error of this rank ends the job. Does nothing on rank 0 or without a watchdog.
+
+    Rank 0 prints and writes files, so it may come later to the place at which this rank has failed. Returns when rank
+    0 waits for this rank at a collective, or after MATEX_STALL_SECONDS. If rank 0 fails, too, it ends the job itself.
+    """
+    if _watch is not None and os.getpid() == _watch.process and _watch.me.rank > 0:
+        _watch.await_first_rank()
+
+
 def _get_limits() -> tuple[float, float]:
     """The seconds after which a wait is reported, and after which the job is aborted; 0: never."""
     return settings.get_settings().stall_seconds, settings.get_settings().abort_seconds
@@ -92,6 +108,7 @@ def stop_watching() -> None:
     global _watch
     if _watch is not None and os.getpid() == _watch.process:
         _watch.ended.set()
+        _watch.wake.set()
         _watch.thread.join()
         _watch = None
 
@@ -131,6 +148,14 @@ class _Stall:
     reported_wait: float = 0.0  # the wait in the last message to the user, in seconds
 
 
+@dataclass
+class _Failure:
+    """What rank 0 knows about a rank that is about to end the job for its error."""
+
+    number: int  # of the failed rank's next collective
+    time: float  # when rank 0 got the message (`time.monotonic`)
+
+
 class _Watch:
     """The watchdog of a rank. Each rank watches its own waits, and is the reporter while others report waits to it."""
 
@@ -142,6 +167,11 @@ class _Watch:
         self.stall_seconds = min(limit for limit in _get_limits() if limit)  # the lower one; 0 is no limit
         self.process = os.getpid()  # a forked child has no watchdog
         self.ended = threading.Event()  # set when the thread is to end
+        self.wake = threading.Event()  # set for an immediate check
+        self.has_failed = False  # this rank waits for rank 0 in `await_first_rank`
+        self.may_end = threading.Event()  # rank 0 lets this rank end the job
+        self.failures: dict[int, _Failure] = {}  # of rank 0: the failed ranks that wait for it
+        self.is_failure_reported = False  # of rank 0: a message to the user names a failed rank
         self.main = threading.main_thread().ident
         self.thread = threading.Thread(target=self._watch_until_lost, name="matex_tf watchdog", daemon=True)
         self.sent: list[Any] = []  # requests of messages that may be on their way
@@ -181,7 +211,7 @@ class _Watch:
     def _watch_ranks(self) -> None:
         """Watch until the watchdog is to end. Raises MPI's exception if a rank is lost."""
         checked_at = time.monotonic()
-        while not self.ended.wait(min(1.0, self.stall_seconds / 4)):
+        while not self._await_check():
             last_check, checked_at = checked_at, time.monotonic()
             if checked_at > last_check + _SUSPENDED_SECONDS:
                 # The job was stopped and now continues. Late ranks were stopped, too, so the wait counts from now on.
@@ -191,7 +221,41 @@ class _Watch:
             self._report_wait()
             if self.stalled is not None:
                 self._handle_stall(self.stalled)
-            self.sent = [request for request in self.sent if not request.Test()]
+            for rank, failure in list(self.failures.items()):
+                self._handle_failure(rank, failure)
+            for request in list(self.sent):  # to which the main thread may append meanwhile
+                if request.Test():
+                    self.sent.remove(request)
+
+    def _await_check(self) -> bool:
+        """Wait until the next check is due. Returns whether the thread is to end instead."""
+        self.wake.wait(_FAILED_POLL_SECONDS if self.has_failed or self.failures else min(1.0, self.stall_seconds / 4))
+        self.wake.clear()
+        return self.ended.is_set()
+
+    def await_first_rank(self) -> None:
+        """See the function of this name."""
+        self.has_failed = True
+        self.wake.set()
+        self._send_message(0, "failed", ops.read_waiting().number)
+        self.may_end.wait(self.stall_seconds + _ANSWER_SECONDS)
+
+    def _handle_failure(self, rank: int, failure: _Failure) -> None:
+        """As rank 0: let a failed rank end the job if this rank waits for it, or has not come to it in time."""
+        waiting, now = ops.read_waiting(), time.monotonic()
+        waits_for_it = waiting.number >= failure.number and waiting.seconds >= _SETTLED_SECONDS
+        is_late = now >= failure.time + self.stall_seconds and not any(now < limit for _, limit in _activities)
+        if waits_for_it or is_late or _is_at_prompt(self._read_stack()):
+            shutdown.flush_open_files()  # the end of the job kills this rank
+            del self.failures[rank]
+            self._send_message(rank, "ends")
+        elif not self.is_failure_reported and now >= failure.time + _ANSWER_SECONDS:
+            self.is_failure_reported = True
+            place = script_frames.describe_place(self._read_stack())
+            terminal.write_text(
+                f"matex_tf: rank {rank} of {self.me.size} on {self.me.hosts[rank]} has failed, and ends the job once "
+                f"rank 0 ({self.me.host}), which is at {place}, has come as far, or after {self.stall_seconds:.0f} s\n"
+            )
 
     def _send_message(self, rank: int, kind: str, *content: Any) -> None:
         if rank == self.me.rank:
@@ -212,6 +276,10 @@ class _Watch:
             self._send_message(rank, "here", self._make_answer())
         elif kind == "here" and self.stalled is not None:
             (self.stalled.answers[rank],) = content
+        elif kind == "failed":
+            self.failures[rank] = _Failure(*content, time.monotonic())
+        elif kind == "ends":
+            self.may_end.set()
 
     def _make_answer(self) -> _Answer:
         waiting, stack = ops.read_waiting(), self._read_stack()

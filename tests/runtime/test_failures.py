@@ -87,7 +87,8 @@ def test_an_exception_on_one_rank_ends_all_and_is_told_once():
         time.sleep(60)
         print("has not been ended", flush=True)
     """
-    result = failed(2, "\n".join(line[8:] for line in script.splitlines()), cold=True)
+    script = "\n".join(line[8:] for line in script.splitlines())
+    result = failed(2, script, cold=True, env={"MATEX_STALL_SECONDS": "2"})  # how long rank 1 waits for rank 0
     assert result.stdout == ""
     assert result.output.count("ValueError: a reason of my own") == 1
     assert "rank 1 of 2 on " in result.stderr

@@ -208,3 +208,41 @@ def test_a_process_that_is_stopped_is_not_ended():
         rank.send_signal(signal.SIGCONT)
         assert rank.poll() is None
         assert rank.wait(30) == EXIT_STALLED
+
+
+FAILS = """
+import sys, time
+import tensorflow
+import matex_tf
+table = open(sys.argv[1], "w")
+table.write("header\\n")
+matex_tf.barrier()
+if "one" in sys.argv:
+    if matex_tf.rank() == 1:
+        raise ValueError("one rank has failed")
+    matex_tf.barrier()
+if matex_tf.rank() == 0:
+    time.sleep(1.5)
+table.write("last line\\n")
+print("printed before the error")
+raise ValueError("all ranks have failed")
+"""
+
+
+def test_an_error_leaves_the_output_that_precedes_it_alone(tmp_path):
+    """Rank 0 comes to the error last."""
+    result = launch.run(3, FAILS, tmp_path / "table")
+    assert result.returncode == 1
+    assert result.stdout == "printed before the error\n"
+    assert (tmp_path / "table").read_text() == "header\nlast line\n"
+    assert result.stderr.count("ValueError: all ranks have failed") == 1
+
+
+def test_an_error_of_one_rank_leaves_what_rank_0_has_written(tmp_path):
+    """Rank 0 waits for the failed rank, so the error ends the job although rank 0 never comes to it."""
+    result = launch.run(
+        3, FAILS, tmp_path / "table", "one", env={"MATEX_ABORT_SECONDS": "0", "MATEX_STALL_SECONDS": "600"}
+    )
+    assert result.returncode == 1
+    assert (tmp_path / "table").read_text() == "header\n"
+    assert result.stderr.count("ValueError: one rank has failed") == 1
