@@ -126,7 +126,7 @@ class SessionVariables:
         with is_inside.set():
             accesses = _find_accesses(session.graph, unagreed_ops)
             values = _read(session, [access.value for access in accesses])
-            differing_indices = variables.find_differing(
+            _, differing_indices = variables.find_differing(
                 names, values, "comparing the variables before a run of a session"
             )
             for index in differing_indices:
