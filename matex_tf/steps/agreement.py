@@ -92,10 +92,7 @@ def agree_on_plan(digest: bytes, why_whole: str, place: str, rows: int = 0) -> s
     for rank, (digest_of_rank, *_) in enumerate(plans_of_ranks):
         if digest_of_rank != plans_of_ranks[0][0]:
             # Batches of different sizes are the likely reason, which has a message of its own.
-            rows_of_ranks = [
-                (rank_number, rows_of_rank) for rank_number, (*_, rows_of_rank) in enumerate(plans_of_ranks)
-            ]
-            fingerprint.check_rows(rows_of_ranks, f"a batch of {place}")
+            fingerprint.check_rows(list(enumerate(rows for *_, rows in plans_of_ranks)), f"a batch of {place}")
             hosts = world.get_world().hosts
             raise errors.MismatchError(
                 f"the ranks' traces of {place} differ: that of rank {rank} ({hosts[rank]}) has other ops "

@@ -70,9 +70,11 @@ def _publish_group(group: Sequence[Publication], place: str, number: int) -> Any
 
     number: 0 for the group that the next step needs first, 1 for the second, and so on.
     """
+    from tensorflow.python.ops.resource_variable_ops import ResourceVariable
+
     dtype = group[0].value.dtype
-    with tf.init_scope():
-        pieces = _make_pieces(len(group), dtype)
+    with tf.init_scope():  # variables in eager code, which are to refer to pieces of the weights
+        pieces = [ResourceVariable(tf.zeros([0], dtype), trainable=False, shape=[None]) for _ in group]
     piece_handles = [piece.handle for piece in pieces]
     # `x += value` reads the piece, which must refer to the weight's entries. `x = value` reads nothing.
     read_indices = [index for index, publication in enumerate(group) if publication.kind != "AssignVariableOp"]
@@ -102,13 +104,6 @@ def _publish_group(group: Sequence[Publication], place: str, number: int) -> Any
             later=_is_later(),
             needed=number,
         )
-
-
-def _make_pieces(count: int, dtype: Any) -> list[Any]:
-    """Variables in eager code that are to refer to pieces of other variables."""
-    from tensorflow.python.ops.resource_variable_ops import ResourceVariable
-
-    return [ResourceVariable(tf.zeros([0], dtype), trainable=False, shape=[None]) for _ in range(count)]
 
 
 def _are_pieces_sent() -> bool:

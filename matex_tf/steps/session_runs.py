@@ -156,7 +156,9 @@ class SessionPlan:
             if any(map(session_graphs.is_counted, self.part.copied)) and not any(map(has_no_seed, self.part.copied)):
                 self._copy_whole()
         if self.why_whole and self.has_collectives:
-            self._order_collectives()
+            # The added operations complete the turns of collectives in branches that are not taken.
+            added_operations, self.turns = cond_turns.order_collectives(graph, needed)
+            self.operations += added_operations
 
     def _find_obstacle(self) -> str:
         """Find the placements. Returns the reason why ranks cannot share the runs; empty if there is none."""
@@ -237,12 +239,6 @@ class SessionPlan:
         copied_outputs = {tensor.name: output for tensor, output in zip(part.outputs, outputs)}
         reused_operations = [op for op in self.operations if op in part.reused]
         return reused_operations + effects, [copied_outputs.get(tensor.name, tensor) for tensor in self.tensors]
-
-    def _order_collectives(self) -> None:
-        """Make the script's own collectives run in the order of their creation, which is the same on all ranks."""
-        # The added operations complete the turns of collectives in branches that are not taken.
-        added_operations, self.turns = cond_turns.order_collectives(self.graph, self.part.needed)
-        self.operations += added_operations
 
     def run(self, session: Any, variables: SessionVariables, rows: Sequence[Any], run: Run) -> list[Any]:
         """The results of the script's run. Collective, if ranks share it.
