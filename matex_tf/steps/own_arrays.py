@@ -61,7 +61,7 @@ def count_rows(inputs: Any, name: str) -> list[int]:
 
 
 def agree_on_deal(inputs: Any, batch_size: int, shuffle: bool, name: str) -> shard_arrays.Dealt:
-    """How a reader dealt the rows to the ranks, which depends on the batch size. Collective.
+    """How a reader dealt the rows of the whole data to the ranks, which depends on the batch size. Collective.
 
     Raises BatchError on every rank if the rows were dealt for batches of another size than `batch_size`.
     """
@@ -91,13 +91,13 @@ def make_dataset(inputs: Any, counts: Sequence[int], batch_size: int, shuffle: b
     counts: the number of rows of each rank.
     batch_size: rows of all ranks in each step; the last step takes the remainder.
     shuffle: this rank's rows come in a new order in each epoch.
-    dealt: how the rows were dealt to the ranks.
+    dealt: see `agree_on_deal`. With `reshuffle`, ranks exchange rows before each epoch.
     """
     rank, steps = world.get_world().rank, -(-sum(counts) // batch_size)  # rounded up
     counts_at_steps = (apportion.apportion_rows(counts, step * batch_size) for step in range(steps + 1))
     bounds = np.array([counts_of_ranks[rank] for counts_of_ranks in counts_at_steps], np.int64)
     ranges = tf.data.Dataset.from_tensor_slices((bounds[:-1], bounds[1:]))
-    # `before_epoch` exchanges rows between ranks; None if each rank keeps its rows.
+    # `before_epoch` exchanges rows of `arrays`, which `read_rows` reads; None if each rank keeps its rows.
     read_rows, before_epoch, arrays = shard_batches.make_row_reader(_make_tuples(inputs), counts, dealt.reshuffle)
 
     def order_rows(_: Any) -> Any:

@@ -30,7 +30,10 @@ _alone = ThreadFlag()
 
 
 def compute_alone() -> contextlib.AbstractContextManager[None]:
-    """Within the context this thread's work is its rank's own: no step is shared and no batch is gathered."""
+    """Within the context this thread's work is its rank's own: no step is shared and no batch is gathered.
+
+    Used where ranks need not call the same: by `predict` on each rank's own rows, and by `async` training.
+    """
     return _alone.set()
 
 
@@ -79,7 +82,9 @@ def note_dataset(dataset: Any) -> None:
 
 
 def require_shared(source: Any) -> None:
-    """Raises UnsupportedError for an iterator or dataset of own rows in the trace of a function that is not shared."""
+    """Called as a function takes from `source` in its trace. Raises UnsupportedError if `source` gives own rows, and
+    ranks do not share the function: each rank would compute its rows as if all ranks had them.
+    """
     if world.is_active() and not is_alone() and not capture.tracing.is_on and is_own(source):
         raise errors.UnsupportedError(explain_obstacle("a function", "it is not traced as a step that ranks share"))
 
@@ -126,7 +131,10 @@ def take_whole(iterator: Any) -> Any:
 
 @functools.lru_cache(maxsize=64)
 def _make_taker(name: str, spec_text: str, specs: Any) -> Any:
-    """A function that takes whole batches of these specs. name, spec_text: only parts of the cache's key."""
+    """A function that takes whole batches of these specs. The cache shares it between iterators of equal specs.
+
+    name, spec_text: only parts of the cache's key. `specs` alone would not tell structures of equal tensors apart.
+    """
     exchanger = RankExchanger("the next batch of each rank's own rows")
     make_own_slice = functools.partial(slices.make_own_slice, exchanger)
 

@@ -42,8 +42,8 @@ _numbers = itertools.count()
 def can_publish(handle: Any, dtype: Any) -> bool:
     """Whether new values of a variable may be written in place.
 
-    The ops exist for these types and for the CPU only. The variable has to be known outside of the function (`publish`
-    sorts by it). An elastic run keeps the old values, with which it undoes a step (`elastic_step`).
+    The ops exist for `_TYPES` and for the CPU only. The variable has to be known outside of the function, since
+    `publish` sorts by it. An elastic run keeps the old values, with which it undoes a step (`elastic_step`).
     """
     outer_handle = _find_outer(handle)
     is_on_host = outer_handle is not None and "GPU" not in outer_handle.device
@@ -149,8 +149,8 @@ def _find_outer(handle: Any) -> Any:
 
 
 def _find_holding(group: Sequence[Publication]) -> int:
-    """The number of the holding of these variables, a new one if needed. The holding ends when the handle of the first
-    variable is deleted.
+    """The number of the holding of these variables, a new one if needed. All ranks publish the same groups in the same
+    order, so they have the same numbers. The holding ends when the handle of the first variable is deleted.
     """
     outer_handles = [_find_outer(publication.handle) for publication in group]
     key = tuple(handle._id for handle in outer_handles)

@@ -41,7 +41,8 @@ def list_variables(needed: Iterable[Any]) -> list[Any]:
 def list_changed(needed: Sequence[Any], has_feeds: bool) -> set[str]:
     """The names of variables that were equal on all ranks, and that a run of the ops `needed` may leave different.
 
-    A run without feeds, of ops whose only state is variables and seeds, gives equal results on all ranks.
+    has_feeds: the run has feeds, which may differ between ranks. A run without feeds, of ops whose only state is
+    variables and seeds, gives equal results on all ranks.
     """
     return _list_used(needed, _may_write) if has_feeds or any(map(_may_differ, needed)) else set()
 
@@ -79,9 +80,9 @@ def _reads(op: Any, tensor: Any) -> bool:
 def _may_differ(op: Any) -> bool:
     """Whether an op may return or do something different on each rank, although its inputs are equal."""
     is_stateless = op.op_def is not None and not op.op_def.is_stateful
-    # The only state of such ops is a variable. Any other op with a state may differ, unless it draws by a seed.
-    if is_stateless or op.type in _VARIABLES or any(map(_is_reference, op.inputs)):
+    if is_stateless or op.type in _VARIABLES or any(map(_is_reference, op.inputs)):  # its only state is a variable
         return False
+    # Any other op with a state may differ, unless it draws random numbers by a seed.
     return has_no_seed(op) or "seed2" not in op.node_def.attr
 
 
