@@ -11,7 +11,7 @@ be empty until ranks have chosen them. A variable that is *refused* stays whole 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from matex_tf import tags
@@ -170,7 +170,13 @@ class StepPieces:
         if not variables:
             return
         if self._count_whole is None:
-            self._count_whole = _make_count([variable.handle for variable in variables])
+            # The resource of a handle exists only while its variable is whole.
+            handles = [variable.handle for variable in variables]
+            self._count_whole = trace_own(
+                lambda: tf.math.count_nonzero(
+                    tf.stack([tf.raw_ops.VarIsInitializedOp(resource=one) for one in handles])
+                )
+            )
         # One op for all variables: nearly always they have the form already. All must be whole if the step takes whole
         # variables; none if it takes pieces, for which `_whole` is empty.
         if self._count_whole().numpy() == len(self._whole):
@@ -180,13 +186,3 @@ class StepPieces:
                 variable.make_whole()
             else:
                 variable.split()
-
-
-def _make_count(handles: Sequence[Any]) -> Any:
-    """A function that counts the whole variables: the resource of a handle exists only while its variable is whole."""
-
-    def count() -> Any:
-        are_whole = [tf.raw_ops.VarIsInitializedOp(resource=handle) for handle in handles]
-        return tf.math.count_nonzero(tf.stack(are_whole))
-
-    return trace_own(count)

@@ -235,7 +235,7 @@ class SessionPlan:
                 are_rows = [index < count for index in range(len(part.inputs))]
                 inputs = sources.take_rows(copy, list(part.inputs), are_rows)
             outputs, effects = copy.build_apart(program, inputs)
-        self.starts, self.counters = copy.starts, session_graphs.list_counters(self.graph, copy.starts)
+        self.starts, self.counters = copy.starts, copy.counters
         copied_outputs = {tensor.name: output for tensor, output in zip(part.outputs, outputs)}
         reused_operations = [op for op in self.operations if op in part.reused]
         return reused_operations + effects, [copied_outputs.get(tensor.name, tensor) for tensor in self.tensors]

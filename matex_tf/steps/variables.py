@@ -6,6 +6,7 @@ sends the values that differ. Variables that have been compared are recorded, so
 
 from __future__ import annotations
 
+import collections
 import hashlib
 import itertools
 import weakref
@@ -112,17 +113,14 @@ def find_differing(names: Sequence[str], values: Iterable[np.ndarray], subject: 
         return list(range(len(own_facts))), []
     facts_of_ranks = objects.allgather(own_facts, f"{subject}, one by one")
     have_same_names = len({tuple(sorted(facts.name for facts in rank_facts)) for rank_facts in facts_of_ranks}) == 1
-    groups_of_ranks: list[dict[str, list[int]]] = [{} if have_same_names else {"": []} for _ in facts_of_ranks]
+    groups_of_ranks = [collections.defaultdict[str, dict[int, _Facts]](dict) for _ in facts_of_ranks]
     for groups, rank_facts in zip(groups_of_ranks, facts_of_ranks):
         for index, facts in enumerate(rank_facts):
-            groups.setdefault(facts.name if have_same_names else "", []).append(index)
+            groups[facts.name if have_same_names else ""][index] = facts
     order, differing_indices = list[int](), list[int]()
-    for group in groups_of_ranks[0]:
-        group_of_ranks = [
-            {index: rank_facts[index] for index in groups[group]}
-            for groups, rank_facts in zip(groups_of_ranks, facts_of_ranks)
-        ]
-        own_indices = groups_of_ranks[world.get_world().rank][group]
+    for name in dict.fromkeys(itertools.chain(*groups_of_ranks)):
+        group_of_ranks = [groups[name] for groups in groups_of_ranks]
+        own_indices = list(group_of_ranks[world.get_world().rank])
         order += own_indices
         differing_indices += [own_indices[place] for place in _find_differing_places(group_of_ranks, subject)]
     return order, differing_indices

@@ -42,19 +42,16 @@ _COMPUTED_FROM = "the results of the same call that were computed from this one,
 class _Backward(NamedTuple):
     """The computation of the gradients of a forward graph.
 
-    graph: its inputs are the gradients of outputs of the forward graph, then the residuals.
+    part: its inputs are the gradients of outputs of the forward graph, then the residuals. Its outputs are the flat
+        tensors of the computed gradients that are not None.
     output_ids: the ids of these outputs of the forward graph: the outputs of types that have gradients.
-    residuals: the tensors of the forward graph that this graph takes.
-    outputs: the flat tensors of the computed gradients, without the gradients that are None.
-    effects: ops that run although no gradient needs them.
+    residuals: the tensors of the forward graph that this part takes.
     structure: the gradients as computed, one for each followed input: tensors, IndexedSlices or None.
     """
 
-    graph: Any
+    part: Subgraph
     output_ids: set[int]
     residuals: list[Any]
-    outputs: list[Any]
-    effects: list[Any]
     structure: Any
 
 
@@ -161,7 +158,7 @@ class CallPlan:
         ]
         residuals = program.outputs[self.output_count :]
         backward_program = read_program(
-            Subgraph(backward.graph, backward.graph.inputs, backward.outputs, backward.effects),
+            backward.part,
             [*gradient_placements, *(residual.placement for residual in residuals)],
             takes_batches=False,
             # The values of inputs that are known when the step is built: none of gradients, some of residuals.
@@ -179,7 +176,7 @@ class CallPlan:
             return copy.build(backward_program, [*upstream_gradients, *arguments[len(gradient_placements) :]])
 
         specs = _list_specs(
-            [*backward.graph.inputs[: len(gradient_placements)], *self.forward.outputs[self.output_count :]]
+            [*backward.part.inputs[: len(gradient_placements)], *self.forward.outputs[self.output_count :]]
         )
         self.backward = trace_copy(backward_step, [tf.TensorSpec([], tf.int64), *specs])
 
@@ -311,13 +308,12 @@ def _trace_backward(graph: Any, followed: Sequence[Any]) -> _Backward:
     for outer_tensor, _ in backward.captures:
         if not tf.is_symbolic_tensor(outer_tensor) or outer_tensor.graph is not graph:
             raise NotImplementedError("its gradients need a tensor that is no input of it")
-    backward.inputs = [*upstream_gradients, *(inner_tensor for _, inner_tensor in backward.captures)]
-
+    inputs = [*upstream_gradients, *(inner_tensor for _, inner_tensor in backward.captures)]
+    # Ops with effects run although no gradient needs them.
     effects = [op for op in backward.get_operations() if op.op_def is not None and op.op_def.is_stateful]
     residuals = [outer_tensor for outer_tensor, _ in backward.captures]
-    return _Backward(
-        backward, {id(tensor) for tensor in outputs}, residuals, captured_gradients, effects, computed_gradients
-    )
+    part = Subgraph(backward, inputs, captured_gradients, effects)
+    return _Backward(part, {id(tensor) for tensor in outputs}, residuals, computed_gradients)
 
 
 def pack_tensors(structure: Any, tensors: Sequence[Any]) -> Any:

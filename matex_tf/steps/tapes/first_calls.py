@@ -10,6 +10,7 @@ results of the call to the computation of their gradients.
 from __future__ import annotations
 
 import threading
+import types
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -100,19 +101,10 @@ class Kind:
         self.why = next(filter(None, reasons), "")
 
 
-class _Kinds:
-    """The kinds of the calls of a model or function. Not a dict: code that tracks attributes finds nothing to save."""
-
-    def __init__(self) -> None:
-        self.by_key: dict[Any, Kind] = {}
-
-
 def find_kinds(owner: Any) -> dict[Any, Kind]:
     """The kinds of the calls of a model or function, by keys of arguments."""
-    attributes = vars(owner)  # not setattr: Keras tracks attributes that are set
-    if _KINDS not in attributes:
-        attributes[_KINDS] = _Kinds()
-    return attributes[_KINDS].by_key
+    # Neither `setattr` nor a bare dict, which code that tracks attributes, as Keras does, would save with the model.
+    return vars(owner).setdefault(_KINDS, types.SimpleNamespace(by_key={})).by_key
 
 
 def note_read(tensor: Any) -> None:
