@@ -75,9 +75,7 @@ def _trace_caller(function: Any, traced: Any, args: tuple[Any, ...], kwargs: dic
         return leaf if trace_input is None else tf.TensorSpec(trace_input.shape, trace_input.dtype)
 
     specs, named_specs = tf.nest.map_structure(make_spec, (args, kwargs))
-    caller = tf.function(
-        lambda *arguments, **keyword_arguments: function(*arguments, **keyword_arguments), autograph=False
-    )
+    caller = tf.function(lambda *positional, **named: function(*positional, **named), autograph=False)
     return caller.get_concrete_function(*specs, **named_specs)
 
 

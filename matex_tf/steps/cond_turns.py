@@ -18,6 +18,7 @@ from matex_tf import ops
 from matex_tf.lazy import tf
 from matex_tf.rewrite.compiled import CALLS
 from matex_tf.rewrite.graph_ops import list_functions
+from matex_tf.steps import session_graphs
 
 _CONDS = "If", "StatelessIf"
 
@@ -29,8 +30,8 @@ def order_collectives(graph: Any, needed: Sequence[Any]) -> tuple[list[Any], lis
     a `tf.switch_case`, or in a function that several ops call. Nothing orders it among the other collectives.
 
     needed: the ops of the run in the order of their creation.
-    Returns a list of the op, empty if no collective is in a branch; and the turns in the order in which they are to
-    run. Both are empty if there is only one turn.
+    Returns a list of the added op, empty if no collective is in a branch; and the turns in the order in which they are
+    to run. Both are empty if there is only one turn, which needs no order.
     """
     collectives = [(op, *collective) for op in needed for collective in _list_collectives(graph, op)]
     # Leave out collectives in loops. Also leave out a collective in a function that several ops call: its turn, a
@@ -46,9 +47,7 @@ def order_collectives(graph: Any, needed: Sequence[Any]) -> tuple[list[Any], lis
     if len(ordered_collectives) < 2:
         return [], []
     pass_ops = []  # the ops that complete turns of branches that are not taken
-    was_finalized = graph.finalized
-    graph._unsafe_unfinalize()
-    with graph.as_default(), tf.control_dependencies(None):
+    with session_graphs.add_to(graph):
         for op, turn, branch in ordered_collectives:
             # The predicate of each branch around the collective, its value in the branch, and where it is computed.
             branches = [
@@ -66,8 +65,6 @@ def order_collectives(graph: Any, needed: Sequence[Any]) -> tuple[list[Any], lis
                         ops.pass_turn(switch_outputs.output_false if branch_value else switch_outputs.output_true, turn)
                     )
         group_ops = [tf.group(*pass_ops)] if pass_ops else []
-    if was_finalized:
-        graph.finalize()
     return group_ops, [turn for _, turn, _ in ordered_collectives]
 
 

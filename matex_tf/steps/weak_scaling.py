@@ -60,7 +60,7 @@ def take_next(iterator: Any, pull: Callable[[], Any]) -> Any:
     loop.steps_before = _trained_steps
     if len(batches) == 1:
         return batches[0]
-    return tf.nest.map_structure(lambda *parts: _join_batches(parts), *batches, expand_composites=False)
+    return tf.nest.map_structure(_join_batches, *batches, expand_composites=False)
 
 
 def say_weak(subject: str) -> None:
@@ -112,7 +112,7 @@ def group_source(source: Any) -> Any:
     return source.ragged_batch(world.get_world().trainers).map(join_element).prefetch(tf.data.AUTOTUNE)
 
 
-def _join_batches(batches: Any) -> Any:
+def _join_batches(*batches: Any) -> Any:
     """Concatenate a component of several batches, as `join_component` does for `fit`."""
     if isinstance(batches[0], tf.SparseTensor):
         return tf.sparse.concat(0, list(batches))
