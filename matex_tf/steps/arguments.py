@@ -118,7 +118,6 @@ def list_attached(tensor: Any) -> dict[str, Any]:
 
 
 def attach_tensors(tensor: Any, attached: dict[str, Any]) -> None:
-    """Attach tensors to a tensor as attributes, by name."""
     for name, value in attached.items():
         setattr(tensor, name, value)
 

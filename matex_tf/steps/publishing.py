@@ -76,7 +76,6 @@ def _publish_group(group: Sequence[Publication], place: str, number: int) -> Any
     with tf.init_scope():  # variables in eager code, which are to refer to pieces of the weights
         pieces = [ResourceVariable(tf.zeros([0], dtype), trainable=False, shape=[None]) for _ in group]
     piece_handles = [piece.handle for piece in pieces]
-    # `x += value` reads the piece, which must refer to the weight's entries. `x = value` reads nothing.
     read_indices = [index for index, publication in enumerate(group) if publication.kind != "AssignVariableOp"]
     if read_indices:
         with tf.control_dependencies([op for index in read_indices for op in group[index].before]):

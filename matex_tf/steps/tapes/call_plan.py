@@ -62,7 +62,8 @@ class CallPlan:
     step runs when a tape asks for gradients.
 
     graph: the trace, a FuncGraph. `followed`: the inputs of it for which gradients may be requested.
-    links_results: whether `computed_from` is needed (see `calls._Call`).
+    links_results: the script's own call would record on the tape how its results are computed from one another. A
+        model's call does, a call of a `tf.function` does not: it is one op for the tape without ranks, too.
     ranks: the number of ranks for which the steps are built.
     are_rows: for each input, whether it has the rows that ranks divide.
     batches: compares batches of some calls between ranks, which must have equal ones.
@@ -70,7 +71,7 @@ class CallPlan:
     output_count: the number of the call's outputs. TensorFlow may add residuals to the outputs of the graph later.
     differentiable: the indices of the outputs whose gradients the backward step takes.
     computed_from: for each of these outputs, the positions in `differentiable` of the outputs that are computed from
-        it; [] if they are not needed.
+        it; [] without `links_results`.
     value_inputs: the indices of the inputs that are no variables; a call passes these to the forward step.
     forward, backward: the steps, ConcreteFunctions.
     gradients: a list of the gradients in the trace; None for an input without one.
@@ -81,11 +82,8 @@ class CallPlan:
     ):
         """Plan the calls. Collective: all ranks make the same plan.
 
-        are_rows: for each input, whether it has as many rows as the batch.
         are_followed: for each input, whether its gradients may be requested.
         place: names the call in messages.
-        links_results: the script's own call would record on the tape how its results are computed from one another. A
-            model's call does, a call of a `tf.function` does not: it is one op for the tape without ranks, too.
         """
         self.links_results = links_results
         self.graph, self.place, self.ranks = graph, place, world.get_world().size

@@ -133,8 +133,7 @@ def watch_call(plain: Callable[[], Any], kind: Kind, links_results: bool) -> Any
     The script gets a copy of each floating-point tensor. The tape records the copy with the gradient function
     `pass_on`, which sees whether the script requests gradients of gradients.
 
-    links_results: the tape may record how results are computed from one another (`compute_gradients`); not so for a
-        `tf.function`, which is one op for the tape.
+    links_results: see `call_plan.CallPlan`.
     """
     from tensorflow.python.eager import record
 
