@@ -10,7 +10,6 @@ A branch is a context of ops in the graph (the control flow of TensorFlow 1), or
 from __future__ import annotations
 
 import collections
-import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -57,13 +56,14 @@ def order_collectives(graph: Any, needed: Sequence[Any]) -> tuple[list[Any], lis
             if branch is not None:
                 branches.append((op.inputs[0], branch, op._get_control_flow_context()))
             for predicate, branch_value, context in branches:
-                with _enter_context(graph, context):
-                    # `Switch` gives one of its two outputs, by the value of the predicate. The op that completes the
-                    # turn takes the output of the other branch, so it runs only if the other branch is taken.
-                    switch_outputs = tf.raw_ops.Switch(data=predicate, pred=predicate)
-                    pass_ops.append(
-                        ops.pass_turn(switch_outputs.output_false if branch_value else switch_outputs.output_true, turn)
-                    )
+                if context is not None:  # create the ops in the branch around this one
+                    context.Enter()
+                # `Switch` gives one of its two outputs, by the value of the predicate. The op that completes the turn
+                # takes the output of the other branch, so it runs only if the other branch is taken.
+                outputs = tf.raw_ops.Switch(data=predicate, pred=predicate)
+                pass_ops.append(ops.pass_turn(outputs.output_false if branch_value else outputs.output_true, turn))
+                if context is not None:
+                    context.Exit()
         group_ops = [tf.group(*pass_ops)] if pass_ops else []
     return group_ops, [turn for _, turn, _ in ordered_collectives]
 
@@ -108,14 +108,3 @@ def _iterate_contexts(op: Any) -> Iterator[Any]:
     while context is not None:
         yield context
         context = context.outer_context
-
-
-@contextlib.contextmanager
-def _enter_context(graph: Any, context: Any) -> Iterator[None]:
-    """Create ops within this branch or loop, `context`; None: outside of all branches and loops."""
-    context_before = graph._get_control_flow_context()
-    graph._set_control_flow_context(context)
-    try:
-        yield
-    finally:
-        graph._set_control_flow_context(context_before)

@@ -30,10 +30,7 @@ _alone = ThreadFlag()
 
 
 def compute_alone() -> contextlib.AbstractContextManager[None]:
-    """Within the context this thread's work is its rank's own: no step is shared and no batch is gathered.
-
-    Used where ranks need not call the same: by `predict` on each rank's own rows, and by `async` training.
-    """
+    """Within the context, as in `async` training, this thread works alone: it shares no step and gathers no batch."""
     return _alone.set()
 
 
@@ -131,9 +128,8 @@ def take_whole(iterator: Any) -> Any:
 
 @functools.lru_cache(maxsize=64)
 def _make_taker(name: str, spec_text: str, specs: Any) -> Any:
-    """A function that takes whole batches of these specs. The cache shares it between iterators of equal specs.
-
-    name, spec_text: only parts of the cache's key. `specs` alone would not tell structures of equal tensors apart.
+    """A function that takes whole batches of these specs. name, spec_text: only parts of the cache's key, since equal
+    flat specs may have another structure.
     """
     exchanger = RankExchanger("the next batch of each rank's own rows")
     make_own_slice = functools.partial(slices.make_own_slice, exchanger)

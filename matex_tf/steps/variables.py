@@ -92,9 +92,8 @@ _NO_VARIABLE = _Facts("no such variable", "", (), 0)
 def find_differing(names: Sequence[str], values: Iterable[np.ndarray], subject: str) -> tuple[list[int], list[int]]:
     """Match this rank's variables with the other ranks' variables, and compare their values. Collective.
 
-    names, values: of the variables, in the order of their creation. `values` is read once, so an iterator need not hold
-    all values at once.
-
+    names, values: of the variables, in the order of their creation. `values` is an iterable, which need not hold all
+        values at once.
     Returns two lists of indices of `names`: all variables, in an order in which the ranks' variables match; and the
     variables whose values differ, in the same order.
 
@@ -166,23 +165,23 @@ def synchronize_variables(variables: Iterable[Any], subject: str, trained: Itera
     readable_variables = _select_readable(variables)
     names = [find_name(variable) for variable in readable_variables]
     order, differing_indices = find_differing(names, map(read_value, readable_variables), subject)
+    tf_variables = list(map(find_tf_variable, readable_variables))
     trained_ids = {id(find_tf_variable(variable)) for variable in trained}
     for index in differing_indices:
-        if id(find_tf_variable(readable_variables[index])) in trained_ids:
+        if id(tf_variables[index]) in trained_ids:
             raise errors.MismatchError(
                 f"the weights have drifted apart: '{names[index]}' is not the same on all ranks ({subject}). Something "
                 "in the script changes it by other amounts on each rank, such as weights that one rank alone sets or "
                 "loads between steps, or an update from values that differ between ranks."
             )
     for number, index in enumerate(differing_indices):
-        differing_variable = readable_variables[index]
-        value = objects.broadcast(read_value(differing_variable), f"sending value {number} that differs from rank 0")
-        find_tf_variable(differing_variable).assign(value)
-    for tf_variable in (find_tf_variable(readable_variables[index]) for index in order):
-        if tags.get_tag(tf_variable, _AGREED) is None:
+        value = objects.broadcast(read_value(tf_variables[index]), f"sending value {number} that differs from rank 0")
+        tf_variables[index].assign(value)
+    for index in order:
+        if tags.get_tag(tf_variables[index], _AGREED) is None:
             number = next(_numbers)
-            tags.set_tag(tf_variable, _AGREED, number)
-            _agreed[number] = tf_variable
+            tags.set_tag(tf_variables[index], _AGREED, number)
+            _agreed[number] = tf_variables[index]
     return [names[index] for index in differing_indices]
 
 
