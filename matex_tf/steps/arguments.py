@@ -27,8 +27,7 @@ class Arguments:
 
     given: the positional and the keyword arguments.
     leaves: the arguments in `given`, flattened: tensors and other objects.
-    rows: the number of rows of the batch: the most common first size of the tensors, if it is 2 or more; else 0, and
-        the call has no batch among its arguments.
+    rows: the number of rows of the batch: the most common first size of the tensors, if it is 2 or more; 0: no batch.
     have_rows: for each leaf, whether it is a tensor with `rows` rows. These tensors are sliced. Rows are guessed, but a
         wrong guess changes no result: the step only needs other collectives.
     references: for each leaf that the last key (`make_key`) identifies by its address, a function that returns the

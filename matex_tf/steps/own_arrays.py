@@ -65,11 +65,8 @@ def agree_on_deal(inputs: Any, batch_size: int, shuffle: bool, name: str) -> sha
 
     Raises BatchError on every rank if the rows were dealt for batches of another size than `batch_size`.
     """
-    dealt = shard_arrays.Dealt()  # each fact from the first array that has it
-    for array_deal in map(shard_arrays.find_deal, _list_arrays(inputs)):
-        dealt = shard_arrays.Dealt(
-            *(known_fact if known_fact is not None else new_fact for known_fact, new_fact in zip(dealt, array_deal))
-        )
+    facts = zip(*map(shard_arrays.find_deal, _list_arrays(inputs)))  # each from the first array that has it
+    dealt = shard_arrays.Dealt(*(next((value for value in values if value is not None), None) for values in facts))
     deals = objects.allgather((dealt, batch_size), f"how the rows of {name} were dealt")
     if any(deal != deals[0] for deal in deals) or dealt.batch_size not in (None, batch_size):
         raise errors.BatchError(

@@ -35,7 +35,6 @@ _are_made = False  # there may be variables in pieces: one was created, and `kee
 
 
 def note_variable(variable: Any) -> None:
-    """Record a new `PieceVariable`."""
     global _are_made
     _are_made = True
     _variables[variable.number] = variable

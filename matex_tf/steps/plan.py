@@ -348,16 +348,16 @@ class StepPlan:
         # compares few batches (`compare_batches`), and different numbers of rows are an error. A batch whose components
         # have different numbers of rows (not `is_even`) has no slice, so each rank computes it whole, too.
         is_shared = batch is None or batch.is_even
-        compares_each = batch is not None and not self.trained
-        if batch is not None and compares_each:
-            is_same = self.batches.is_same(batch)  # collective, so all ranks call it, whatever their `is_even` is
+        compared_batch = None if self.trained else batch
+        if compared_batch is not None:
+            is_same = self.batches.is_same(compared_batch)  # collective, so all ranks call it, whatever their `is_even`
             is_shared = is_shared and is_same
 
         def compute(replacements: Mapping[int, Any]) -> Any:
             with failures.fail_together(self.place, self.traced.graph.variables, self.traced.graph):
                 return self._compute(inputs, taken_batch, is_shared, replacements)
 
-        with contextlib.nullcontext() if compares_each else self.batches.compare_batches(iterators, batch):
+        with contextlib.nullcontext() if compared_batch is not None else self.batches.compare_batches(iterators, batch):
             outputs = _execute(self, compute, iterators)
         agreement.note_step()
         if self.trained:
@@ -375,9 +375,8 @@ class StepPlan:
             handles = find_handles([*inputs, *self.traced.captured_inputs], self.feeds)[: len(inputs)]
         arguments = [replacements.get(id(tensor), tensor) for tensor in handles]
         if taken_batch is not None and is_shared:
-            arguments += taken_batch.take_slice(
-                None if self.ratios is None else self.ratios.record_rows(taken_batch.total)
-            )
+            ratios = None if self.ratios is None else self.ratios.record_rows(taken_batch.total)
+            arguments += taken_batch.take_slice(ratios)
         elif taken_batch is not None:
             arguments += taken_batch.take_whole()
         if not is_shared:

@@ -56,17 +56,15 @@ def _select_readable(variables: Iterable[Any]) -> list[Any]:
 
     Without variables in pieces: of such a variable a rank holds only its own piece.
     """
-    seen_ids: set[int] = set()
-    readable_variables = []
+    readable_variables: dict[int, Any] = {}
     for variable in variables:
         tf_variable = find_tf_variable(variable)
         is_variable = hasattr(tf_variable, "assign") and hasattr(tf_variable, "handle")
         # Only a `PieceVariable` has the method.
         is_in_pieces = hasattr(tf_variable, "is_in_pieces") and tf_variable.is_in_pieces()
-        if is_variable and id(tf_variable) not in seen_ids and not is_in_pieces:
-            seen_ids.add(id(tf_variable))
-            readable_variables.append(variable)
-    return sorted(readable_variables, key=find_birth)
+        if is_variable and not is_in_pieces:
+            readable_variables.setdefault(id(tf_variable), variable)
+    return sorted(readable_variables.values(), key=find_birth)
 
 
 def read_value(variable: Any) -> np.ndarray:
@@ -130,7 +128,7 @@ def _find_differing_places(group_of_ranks: Sequence[dict[int, _Facts]], subject:
 
     group_of_ranks: for each rank, the facts about the variables of the group, by their indices on that rank.
     """
-    if len({tuple(sorted(facts[1:] for facts in group.values())) for group in group_of_ranks}) == 1:
+    if len({tuple(sorted(facts[1:] for facts in group.values())) for group in group_of_ranks}) == 1:  # without the name
         return []
     hosts = world.get_world().hosts
     for rank, group in enumerate(group_of_ranks):

@@ -154,28 +154,25 @@ class CallPlan:
             placement if placement.is_sharded and placement.rows.chosen is None else WHOLE
             for placement in output_placements
         ]
-        residuals = program.outputs[self.output_count :]
+        gradient_count, residuals = len(gradient_placements), program.outputs[self.output_count :]
         backward_program = read_program(
             backward.part,
             [*gradient_placements, *(residual.placement for residual in residuals)],
             takes_batches=False,
             # The values of inputs that are known when the step is built: none of gradients, some of residuals.
-            constants=[None] * len(gradient_placements) + [residual.constant for residual in residuals],
+            constants=[None] * gradient_count + [residual.constant for residual in residuals],
         )
 
         def backward_step(total_rows: Any, *arguments: Any) -> Any:
             exchanger = RankExchanger(f"the gradients of {self.place}", checked=gradients.are_checked(backward_program))
             copy = Copy(slices.make_slice_of_rows(total_rows), exchanger)
-            pairs = zip(arguments, gradient_placements)
             upstream_gradients = [
                 gradient if placement == WHOLE else copy.slice_rows(gradient, placement)
-                for gradient, placement in pairs
+                for gradient, placement in zip(arguments, gradient_placements)
             ]
-            return copy.build(backward_program, [*upstream_gradients, *arguments[len(gradient_placements) :]])
+            return copy.build(backward_program, [*upstream_gradients, *arguments[gradient_count:]])
 
-        specs = _list_specs(
-            [*backward.part.inputs[: len(gradient_placements)], *self.forward.outputs[self.output_count :]]
-        )
+        specs = _list_specs([*backward.part.inputs[:gradient_count], *self.forward.outputs[self.output_count :]])
         self.backward = trace_copy(backward_step, [tf.TensorSpec([], tf.int64), *specs])
 
     def call(self, inputs: Sequence[Any], rows: int, followed: Sequence[Any]) -> list[Any]:

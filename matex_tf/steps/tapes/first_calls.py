@@ -47,7 +47,6 @@ class _Observed(threading.local):
         return [tape for reference in self._started if (tape := reference()) is not None and tape._recording]
 
     def note_tape(self, tape: Any) -> None:
-        """Record that a tape starts to record."""
         other_tapes = [other_tape for other_tape in self.tapes if other_tape is not tape]
         self._started = list(map(weakref.ref, [*other_tapes, tape]))
 
@@ -162,7 +161,6 @@ def watch_call(plain: Callable[[], Any], kind: Kind, links_results: bool) -> Any
         record.record_operation("Watched", [tensor_copy], [leaf], pass_on)
         if are_linked:
             tags.set_tag(tensor_copy, _FOLLOWED, (leaf, kind))
-        # Keras attaches masks and logits to tensors.
         attach_tensors(tensor_copy, {name: follow(tensor) for name, tensor in list_attached(leaf).items()})
         return tensor_copy
 
