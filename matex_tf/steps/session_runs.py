@@ -74,10 +74,10 @@ def run_session(
 
 
 def _find_fed_batch(feeds: Mapping[Any, Any]) -> list[Any]:
-    """The tensors that are fed the most common number of rows above 1; without such a number, the ones without rows."""
+    """The tensors that are fed the most common number of rows above 1; none without such a number."""
     counts = {tensor: len(array) for tensor, array in feeds.items()}
     rows = sources.choose_rows(counts.values())
-    return [tensor for tensor, count in counts.items() if count == rows]
+    return [tensor for tensor, count in counts.items() if rows and count == rows]
 
 
 def _find_iterator_batch(needed: Sequence[Any]) -> list[Any]:
