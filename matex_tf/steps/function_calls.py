@@ -25,7 +25,7 @@ from matex_tf.steps.tapes import calls
 from matex_tf.thread_flag import is_main_thread
 
 _PLANS = "step plans"
-_MAX_KEYS = 1024  # of a function: calls that differ in a Python number have different keys
+_MAX_KEYS = 1024  # of a function: calls that differ in a Python number have different keys, without end
 NOT_TRACED = "its code raised an error when it was traced for any number of rows"
 NOT_SHARED = "it is compiled by XLA, or a tape records the call"
 IN_THREAD = "a thread of the script calls it"

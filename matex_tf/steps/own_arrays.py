@@ -35,7 +35,7 @@ def are_computed_alone(inputs: Any, name: str, meets: bool = True) -> bool:
     rows than there are ranks.
 
     meets: False: a rank that is in the first or the last case by its own arrays asks no other rank, so that ranks may
-        make different numbers of such calls.
+        make different numbers of calls of `predict_on_batch`.
     """
     arrays = _list_arrays(inputs)
     are_few = not arrays or any(array.ndim == 0 or len(array) < world.get_world().size for array in arrays)

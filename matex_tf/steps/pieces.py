@@ -28,7 +28,7 @@ THREADED = "the script has a thread of its own, which may read an optimizer's va
 ASKED = "the script asks for its rank, and may read an optimizer's variables on one rank alone"
 
 is_left_open = False
-"""Whether ranks choose between variables in pieces and whole ones by trial: `MATEX_STRATEGY=auto`."""
+"""Whether ranks choose between variables in pieces and whole ones by trial. `servers.pieces` sets it: with `auto`."""
 
 _variables: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # by their numbers
 _are_made = False  # there may be variables in pieces: one was created, and `keep_all_whole` was not called since

@@ -118,8 +118,8 @@ class SessionCopy(Copy):
 
 
 def is_counted(op: Any) -> bool:
-    """Whether copies draw the random numbers of an op by a counter. The position in the sequence of another random op
-    is known to TensorFlow's own kernel alone.
+    """Whether copies draw the random numbers of an op by a counter. Only TensorFlow's own kernel knows the position in
+    the sequence of another random op.
     """
     return op.type in _STATELESS and has_sequence(op)
 

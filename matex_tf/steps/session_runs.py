@@ -40,9 +40,9 @@ PLACE = "a run of a session"
 NO_BATCH = "it takes no batch of two rows or more from a placeholder or an iterator of an open first dimension (None)"
 Run = Callable[..., list[Any]]
 _PLANS, _VARIABLES = "plans of runs", "known state of variables"
-_lock = threading.RLock()
+_lock = threading.RLock()  # threads may run a session at once, and plans change its graph
 feeds_shares = ThreadFlag()
-"""Whether the run in this thread is fed this rank's own rows."""
+"""Whether the run in this thread is fed this rank's own rows. The hook of `Session.run` sets it."""
 
 
 def run_session(
@@ -50,7 +50,7 @@ def run_session(
 ) -> list[Any]:
     """The values of `tensors` after a run of a session. Collective if ranks share the run.
 
-    operations: further fetches.
+    operations: the fetches without values.
     feeds: arrays, by references to the tensors that they are fed to.
     run: runs other operations and returns the values of other tensors, with the same feeds and further feeds.
     """
@@ -133,9 +133,8 @@ class SessionPlan:
         batch = batch or ([] if are_own else _find_iterator_batch(needed))
         self.sliced_count = len(batch)
         # Ops that depend on rows are copied; the others are reused, which means that the script's own op runs
-        # (`subgraphs`). Random ops without a seed are copied, too. As reused ops they would give each rank other
-        # numbers. A random op with a seed continues a sequence of numbers. If no copy of the op can continue it (only
-        # `is_counted` ops can), the op is reused.
+        # (`subgraphs`). Random ops without a seed are copied, too: reused, they would give each rank other numbers. A
+        # random op with a seed continues a sequence of numbers. If its copy cannot (not `is_counted`), it is reused.
         tensors_with_rows = batch or [tensor for tensor in fed_tensors if sources.has_open_rows(tensor.shape)]
         reused_randoms = [op for op in needed if has_sequence(op) and not session_graphs.is_counted(op) and not are_own]
         self.part = SessionSubgraph(

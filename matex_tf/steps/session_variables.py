@@ -48,9 +48,7 @@ def list_changed(needed: Sequence[Any], has_feeds: bool) -> set[str]:
 
 
 def list_trained(graph: Any, needed: Sequence[Any]) -> set[str]:
-    """The names of the weights that a run of the ops `needed` changes and also reads. A run that only assigns weights,
-    such as an initializer, trains none.
-    """
+    """The names of the weights that a run of the ops `needed` changes and also reads: an initializer trains none."""
     weights = {variable.op.name for variable in graph.get_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES)}
     return weights & _list_used(needed, _may_write) & _list_used(needed, _reads)
 
@@ -119,7 +117,7 @@ class SessionVariables:
         self.agreed.difference_update(names)
 
     def agree(self, session: Any, used: Iterable[Any]) -> None:
-        """Give every rank rank 0's values of variables that differ. Collective, if not all are known to be equal."""
+        """Give every rank rank 0's values of variables in `used` that differ. Collective, if not all are known equal."""
         unagreed_ops = [op for op in used if op.name not in self.agreed]
         if not unagreed_ops:
             return
