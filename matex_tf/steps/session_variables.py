@@ -117,7 +117,7 @@ class SessionVariables:
         self.agreed.difference_update(names)
 
     def agree(self, session: Any, used: Iterable[Any]) -> None:
-        """Give every rank rank 0's values of variables in `used` that differ. Collective, if not all are known equal."""
+        """Give every rank rank 0's values of `used` variables that differ. Collective, if not all are known equal."""
         unagreed_ops = [op for op in used if op.name not in self.agreed]
         if not unagreed_ops:
             return

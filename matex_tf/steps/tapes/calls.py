@@ -122,8 +122,8 @@ class _Call:
     def _find_kind(self) -> Kind | None:
         """The kind of the call; None if ranks cannot share the call, whatever its code does."""
         tapes, arguments = first_calls.observed.tapes, self.arguments
-        if arguments.rows < 2:
-            if arguments.rows:
+        if not arguments.rows:
+            if any(tensor.shape.as_list()[:1] == [1] for tensor in arguments.list_tensors()):
                 whole_code.note_reason(tapes, f"the calls of '{self.name}' {ONE_ROW}")
             return None
         kinds = find_kinds(self.owner)
