@@ -350,8 +350,8 @@ class StepPlan:
         is_shared = batch is None or batch.is_even
         compared_batch = None if self.trained else batch
         if compared_batch is not None:
-            is_same = self.batches.is_same(compared_batch)  # collective, so all ranks call it, whatever their `is_even`
-            is_shared = is_shared and is_same
+            # Collective: all ranks call it, whether their batches are even or not.
+            is_shared = self.batches.is_same(compared_batch) and is_shared
 
         def compute(replacements: Mapping[int, Any]) -> Any:
             with failures.fail_together(self.place, self.traced.graph.variables, self.traced.graph):
