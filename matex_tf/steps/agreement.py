@@ -28,7 +28,7 @@ COMPUTED_PATHS = "it computes the paths of files that it reads or writes"
 _SHARED = "is of a step that ranks share"  # the name of a tag of variables
 _steps = 0
 _has_unchecked = False
-"""Whether a step has changed weights since the last comparison."""
+"""Whether there was a step since the last comparison of weights."""
 _are_differences_expected = False
 """Whether ranks train by themselves for some steps (`apart.local`). Their weights differ then, and are not compared."""
 
@@ -62,7 +62,7 @@ def count_rows(tensors: Iterable[Any], are_rows: Iterable[bool]) -> int:
 
 
 def agree_on_trace(graph: Any, why_whole: str, place: str, rows: int = 0) -> str:
-    """`agree_on_plan` for a trace, once for each plan. Afterwards its variables are equal on all ranks. Collective."""
+    """`agree_on_plan` for a trace. Afterwards the variables of the trace have equal values on all ranks. Collective."""
     events.ranks_meet(place)
     # Other ranks than rank 0 have further ops in such a trace: their files are in private folders.
     if not why_whole and any(map(real_files.finds_files, graph_ops.iterate_nodes(graph))):
