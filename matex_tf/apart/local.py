@@ -4,13 +4,13 @@
 usually the copy exchanges gradients with other ranks. In `fit`, `LocalSteps` lets the plan of a training step use a
 local copy, in which the rank uses only its own rows (`own_rows`). Before all ranks use the model together, at the end
 of an epoch, for validation, or to save it, they average all variables that local steps use. Ranks average variables in
-the order of their creation (`find_birth`), which is the same on all ranks.
+the order of `_sort`, which is the same on all ranks.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from matex_tf import ops, settings
@@ -121,9 +121,7 @@ class LocalSteps:
         if self._steps:
             self._average_trained()
         other_variables = [variable for variable_id, variable in self._used.items() if variable_id not in self._trained]
-        other_variables = sorted(
-            (variable for variable in other_variables if variable.dtype.name != "string"), key=find_birth
-        )
+        other_variables = _sort(variable for variable in other_variables if variable.dtype.name != "string")
         digests = [ops.hash_content(read_value(variable)) for variable in other_variables]
         digests_by_rank = objects.allgather(digests, "the variables of ranks that trained by themselves")
         _average(
@@ -145,7 +143,7 @@ class LocalSteps:
 
     def _average_trained(self) -> None:
         self._steps = 0
-        _average(sorted(self._trained.values(), key=find_birth))
+        _average(_sort(self._trained.values()))
 
 
 def _find_obstacle(model: Any) -> str:
@@ -166,6 +164,15 @@ def _report_averaging() -> None:
         f"local: {world.get_world().size} ranks, each on its slices of batches by itself; after {steps} the "
         "average of their weights; results are statistical, not those of the script alone (docs/strategies.md)"
     )
+
+
+def _sort(variables: Iterable[Any]) -> list[Any]:
+    """Sort by name, and by the order of creation within a name.
+
+    The order of creation alone may differ between ranks: an optimizer creates its moments in the order of the weights
+    that a `train_step` of the script lists, which may come from a set (`steps.variables.find_differing`).
+    """
+    return sorted(variables, key=lambda variable: (find_name(variable), find_birth(variable)))
 
 
 def _average(variables: Sequence[Any]) -> None:

@@ -35,7 +35,7 @@ class StepFeed:
     def __init__(self, dealer: Dealer, watch: BatchWatch, slice_ratios: slices.SliceRatios | None, place: str):
         self._dealer, self._watch, self._slice_ratios = dealer, watch, slice_ratios
         self._exchanger = RankExchanger(place)
-        # Which tensors of a batch have rows; padding values by index of tensor.
+        # Which tensors of a batch have rows; padding values by index of tensor. All dealers of the input have the same.
         self._are_rows, self._pads = dealer.are_rows, dict(dealer.pads)
         feed = SharedFeed(dealer.specs, self._are_rows, bool(self._pads), self._take)
         self.placement = Placement(REPLICATED, feed=feed)
@@ -64,7 +64,7 @@ class StepFeed:
         total = slices.require(is_even, [slices.UNEVEN, counts], total)
         batch_slice = slices.make_slice_of_rows(total, self._slice_ratios)  # the slice that the step takes
         slice_end = batch_slice.first + batch_slice.count
-        # Unless slice ratios have changed, the rows of this slice have been prepared.
+        # The rows of this slice have been prepared, unless slices have changed since (`slices.may_change`).
         are_prepared = (first <= batch_slice.first) & (slice_end <= first + count)
 
         def cut_rows() -> list[Any]:
