@@ -277,7 +277,8 @@ class _Watch:
         elif kind == "here" and self.stalled is not None:
             (self.stalled.answers[rank],) = content
         elif kind == "failed":
-            self.failures[rank] = _Failure(*content, time.monotonic())
+            (number,) = content
+            self.failures[rank] = _Failure(number, time.monotonic())
         elif kind == "ends":
             self.may_end.set()
 
