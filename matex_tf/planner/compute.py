@@ -154,14 +154,17 @@ class Compute:
         return float(np.median([size.update for size in self._choose_group(ranks).sizes]))
 
     def estimate_ready_times(self, ranks: int) -> list[float]:
-        """For each gradient, the time at which it is ready."""
-        end, rows = self.estimate_seconds(ranks), count_slice_rows(self.plan, ranks)
-        return [min(self._read_line(line, rows), end) for line in self._choose_group(ranks).ready]
+        """For each gradient, the time at which it is ready, at the latest the end of the computation."""
+        return self._read_times(self._choose_group(ranks).ready, ranks)
 
     def estimate_collective_times(self, ranks: int) -> list[float]:
-        """For each collective, the time at which it begins."""
-        rows = count_slice_rows(self.plan, ranks)
-        return [self._read_line(line, rows) for line in self._choose_group(ranks).at]
+        """For each collective, the time at which it begins, at the latest the end of the computation."""
+        return self._read_times(self._choose_group(ranks).at, ranks)
+
+    def _read_times(self, lines: Sequence[Line], ranks: int) -> list[float]:
+        # Each line is interpolated by itself, and may give a time after the end of the computation.
+        end, rows = self.estimate_seconds(ranks), count_slice_rows(self.plan, ranks)
+        return [min(self._read_line(line, rows), end) for line in lines]
 
     def estimate_collective_bytes(self, ranks: int) -> list[float]:
         """Bytes of a rank in each collective, averaged over `ranks` ranks, some of which may be idle.

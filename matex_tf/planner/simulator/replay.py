@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf.planner.simulator.program import ImpossibleRequest
+from matex_tf.planner.simulator.what_if import ImpossibleRequest
 
 _COLLECTIVES = ("update", "collective", "allgather", "broadcast", "message", "announcement")
 """Categories of the events on the script's lane (0) that are collectives. An "update" sums the gradients of an inline

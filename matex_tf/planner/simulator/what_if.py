@@ -12,7 +12,6 @@ from typing import Any
 from matex_tf import arguments, settings
 from matex_tf.costs import collectives
 from matex_tf.costs.collectives import Link
-from matex_tf.planner.simulator.program import ImpossibleRequest
 
 BUCKETS = ("best", "ibatch", "each")
 """Plans of buckets: the fastest, the greedy one of the paper iBatch, one bucket for each gradient."""
@@ -23,6 +22,10 @@ _NOT_WITH_STRATEGY = ("overlap", "buckets", "algorithm", "compression", "servers
 """Changes that cannot be combined with a strategy."""
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 _BYTES = {"B": 1.0, "KB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30}
+
+
+class ImpossibleRequest(ValueError):
+    """A requested simulation is impossible; the text names possible requests."""
 
 
 @dataclass(frozen=True)
