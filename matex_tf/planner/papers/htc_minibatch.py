@@ -53,15 +53,6 @@ def choose_algorithms(times: Table, memory: Table, bound: float) -> Choice | Non
     return Choice(algorithms=efficient_choices[-1][2], seconds=efficient_choices[-1][1]) if efficient_choices else None
 
 
-def fft_over_gemm(rows: int, width: int, out: int, depth: int, filters: int) -> float:
-    """Memory of FFT over memory of GEMM (Table 2), for square inputs `width` wide and square outputs `out` wide.
-
-    The paper has no formula. This one fits best of 17,000 that were tried. FFT: the spectra of inputs, outputs and
-    filters, each padded to the input. GEMM: inputs and outputs.
-    """
-    return fft_bytes(rows, width, depth, filters) / gemm_bytes(rows, width, out, depth, filters)
-
-
 def fft_bytes(rows: int, width: int, depth: int, filters: int) -> float:
     """Bytes of a convolution by real FFT."""
     spectrum = 2 * width * (width // 2 + 1)  # numbers: width // 2 + 1 complex ones for each of `width` lines
