@@ -15,7 +15,6 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Any
 
 import numpy as np
 
@@ -81,7 +80,7 @@ def simulate_ranks(
         plan: boundaries of buckets that are reduced during the computation; None: one sum after the computation.
         note: called with all events, for a timeline.
     """
-    disturbance, note = disturbance or Disturbance(), note or _ignore
+    disturbance, note = disturbance or Disturbance(), note or (lambda *_, **__: None)
     generator = random.Random(seed)
     note("announcement", 0.0, 0.0, label="the first step")  # a timeline shows computation only after an update
     mean_seconds, max_seconds, end = [], [], 0.0
@@ -141,7 +140,3 @@ def _wait_for_all(arrivals: np.ndarray, price: float, activity: str, label: str,
     note("meet", arrivals, begin)
     note("transfer", begin, begin + price, size=size)
     return begin + price
-
-
-def _ignore(*_: Any, **__: Any) -> None:
-    """No timeline is written."""

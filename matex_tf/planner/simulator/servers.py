@@ -127,10 +127,8 @@ class _Simulation:
         """Call `done` after a transfer that takes `seconds` if no other worker uses the servers; 0: no transfer."""
         if seconds == 0:
             done()
-        elif self.work.start_up:
-            self.events.schedule(self.events.now + self.work.start_up, self.station.begin_job, seconds, done)
         else:
-            self.station.begin_job(seconds, done)
+            self.events.schedule(self.events.now + self.work.start_up, self.station.begin_job, seconds, done)
 
     def finish_step(self, worker: _Worker) -> None:
         """The worker has pushed its gradients. Begin the next step of all workers that need not wait."""
