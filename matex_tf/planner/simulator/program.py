@@ -37,7 +37,7 @@ class Program:
     sizes: tuple[int, ...]
     """Bytes of the gradients."""
     ready: tuple[float, ...]
-    """For each gradient, the time from which it and all gradients before it in `names` are ready."""
+    """For each gradient, the time from which it and all gradients before it in `names` are ready; at most `compute`."""
     collectives: tuple[TimedCollective, ...] = ()
     """The collectives other than the sums of gradients, in order of time."""
 
@@ -63,7 +63,9 @@ def make_program(plan: plan_file.Plan, ranks: int) -> Program:
 
 
 def scale_program(program: Program, factor: float) -> Program:
-    """The same step with all times multiplied by `factor`."""
+    """The same step with all times multiplied by `factor`: if transfers use cores of the computation, or if a strategy
+    changes the optimizer's work.
+    """
     return dataclasses.replace(
         program,
         compute=program.compute * factor,

@@ -41,7 +41,7 @@ class Outcome:
     rows: int
     """Of all ranks in a step."""
     transfers: int
-    """The number of transfers in an update."""
+    """Of an update: the number of sums or of pulls from servers; 0 on one rank."""
     assumptions: tuple[str, ...]
     """Values that were not measured."""
     note: str = ""
@@ -57,6 +57,7 @@ class _Step:
     boundaries: buckets.Plan | None = None
     """Buckets that overlap with the computation; None: one transfer after the computation."""
     slowdown: float = 1.0
+    """The factor of the computation in `program`, because overlapped transfers use its cores."""
 
 
 def simulate_plan(
@@ -83,7 +84,7 @@ def simulate_plan(
 def _change_link(predictor: predict.Predictor, ranks: int, what_if: WhatIf) -> list[str]:
     """Set the link between hosts to the requested one. Returns the assumptions about the link that is used."""
     plan, links = predictor.plan, predictor.links
-    uses_network = ranks > links.per_host or what_if.servers is not None
+    uses_network = ranks > links.per_host or what_if.servers is not None  # each server has its own adapter
     if what_if.link is not None:
         links.network, links.cpu_per_byte = what_if.link, 0.0
         return ["the given link between hosts, which uses no core"] if uses_network else []
@@ -111,8 +112,7 @@ def _simulate_with_sums(
         assumptions.append(f"the best algorithm for MPI's own sums, which were not measured on {ranks} ranks")
     if what_if.strategy and ranks > 1:
         assumptions.append(f"what {what_if.strategy} exchanges, which follows from sums (docs/planner.md)")
-    # Without a requested noise, computation varies as in the measured steps: each simulated step draws one of their
-    # factors.
+    # Without a requested noise, computation varies as in the measured steps.
     factors = predictor.compute.compute_spread(ranks) if what_if.noise is None else ()
     disturbance = Disturbance(what_if.noise or 0.0, what_if.slow, factors)
     step = _prepare_step(predictor, program, ranks, what_if)
@@ -138,7 +138,6 @@ def _prepare_step(predictor: predict.Predictor, program: Program, ranks: int, wh
     collective_prices = [
         links.estimate_small(ranks, collective.bytes, collective.kind) for collective in program.collectives
     ]
-    # `Prices`: the seconds of each bucket, of one sum of all gradients, and of each other collective.
     if ranks == 1:  # nothing is summed
         return _Step(program, Prices((), 0.0, collective_prices))
     if what_if.strategy:  # one exchange after the computation, with the seconds of a plan
@@ -163,7 +162,7 @@ def _prepare_step(predictor: predict.Predictor, program: Program, ranks: int, wh
 
 
 def _describe_unused(what_if: WhatIf, change_names: Sequence[str], situation: str) -> str:
-    """Lists those of `change_names` that are requested and change nothing in this `situation`; "" if there are none."""
+    """A remark that names the requested ones of `change_names`, which change nothing in this `situation`; else ""."""
     requested_changes: dict[str, object] = {
         "overlap=on": what_if.overlap,
         "overlap=off": what_if.overlap is False,
@@ -205,7 +204,7 @@ def _simulate_with_servers(
     transfer_times = [network.estimate_message(size) - start_up for size in reversed(program.sizes)]
     forward_times = _estimate_forward_times(program)
     planners = {"layerwise": ibatch.plan_by_layer, "ibatch": ibatch.plan_greedy}
-    # A pull gets the parameters of one or more layers.
+    # A pull gets the parameters of one or more layers. Gradients and layers have opposite orders.
     plan_pulls = planners.get(what_if.pull or "", ibatch.plan_whole)
     pull_plan = plan_pulls(ibatch.Layers(forward_times, transfer_times, start_up))
     work = servers.Work(
@@ -213,6 +212,7 @@ def _simulate_with_servers(
         backward=program.compute - sum(forward_times), push=sum(transfer_times), start_up=start_up,
     )  # fmt: skip
     count, is_synchronous = what_if.servers
+    # Computation varies only as requested, and not as measured.
     disturbance = Disturbance(what_if.noise or 0.0, what_if.slow)
     step = servers.simulate_servers(ranks, count, work, SERVER_STEPS, is_synchronous, disturbance, seed).compute_step()
     assumptions = [

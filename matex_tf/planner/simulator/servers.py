@@ -1,9 +1,10 @@
 """Event simulation of workers and parameter servers, for the what-if `servers=` of `matex simulate`.
 
-In each step a worker pulls the parameters of the first batch of layers, and computes it while it pulls the next batch.
+A batch of layers is consecutive layers whose parameters a worker pulls in one transfer. In each step a worker pulls the
+parameters of the first batch of layers, and computes its forward pass while it pulls the next batch.
 After the backward pass it pushes all gradients. Asynchronous workers then begin their next step; synchronous workers
-first wait for all pushes. All servers together are one station, whose capacity the current transfers share evenly
-(`events.Station`): the loads of the servers are assumed to be equal.
+first wait for all pushes. The loads of the servers are assumed to be equal. So all servers together are one station,
+whose capacity the current transfers share evenly (`events.Station`).
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ class Run:
     """For each worker, the ends of its steps in seconds."""
 
     def compute_step(self) -> float:
-        """Seconds of a step, without each worker's first: the harmonic mean over workers, as their rates add up."""
+        """Seconds of a step, without each worker's first, which includes the delay of its start: the harmonic mean over
+        workers, as their rates add up.
+        """
         step_seconds = [(ends[-1] - ends[0]) / (len(ends) - 1) for ends in self.ends]
         return len(step_seconds) / sum(1 / seconds for seconds in step_seconds)
 
@@ -85,7 +88,7 @@ class _Simulation:
 
     def run_steps(self) -> Run:
         for worker in self.workers:
-            # Asynchronous workers start at random times.
+            # Asynchronous workers start at random times, so that they do not all transfer at once.
             start = 0.0 if self.synchronous else self.random.random() * (self.work.compute + self.work.transfer)
             self.events.schedule(start, self.begin_step, worker)
         self.events.run_events()

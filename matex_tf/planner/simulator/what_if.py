@@ -19,7 +19,7 @@ PULLS = ("default", "layerwise", "ibatch")
 """Messages by which a worker receives parameters from servers: all in one, one for each layer, greedy as in iBatch."""
 ALGORITHMS = collectives.EXACT
 _NOT_WITH_STRATEGY = ("overlap", "buckets", "algorithm", "compression", "servers", "pull")
-"""Changes that cannot be combined with a strategy."""
+"""Changes that cannot be combined with a strategy: the simulator takes the price of its exchanges from `matex plan`."""
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 _BYTES = {"B": 1.0, "KB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30}
 
@@ -30,7 +30,7 @@ class ImpossibleRequest(ValueError):
 
 @dataclass(frozen=True)
 class WhatIf:
-    """The requested changes; None, "" or an empty mapping keeps the plan's own value."""
+    """The requested changes, by `--what NAME=VALUE`. None, "" or an empty mapping keeps the plan's own value."""
 
     overlap: bool | None = None
     buckets: str | float = "best"
@@ -47,7 +47,7 @@ class WhatIf:
     ranks_per_host: int | None = None
     strategy: str = ""
     servers: tuple[int, bool] | None = None
-    """The number of parameter servers, and whether workers wait for each other."""
+    """The number of parameter servers in place of sums, and whether workers wait for each other in each step."""
     pull: str | None = None
     """One of `PULLS`, with servers."""
 
@@ -169,6 +169,7 @@ def _parse_servers(value: str) -> tuple[int, bool]:
 
 def _parse_strategy(value: str) -> str:
     strategy = settings.parse_strategy(value)
+    # Not simulated: ranks that train at their own pace (`async`), and ranks that only serve (`servers:S:only`).
     _require(not settings.is_asynchronous(strategy) and not settings.count_only_serving(strategy))
     return strategy
 
