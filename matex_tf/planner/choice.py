@@ -41,12 +41,13 @@ def choose_ranks(
     predictor: Predictor, predictions: Sequence[Prediction], target: float = TARGET, deadline: float = 0.0,
     steps: int = 0, memory: float = 0.0,
 ) -> Choice:  # fmt: skip
-    """Choose the fewest ranks that end within `deadline` seconds. Without a deadline, choose the fastest of the
-    efficient numbers of ranks.
+    """Choose among `predictions`, one for each requested number of ranks: the fewest ranks that end within `deadline`
+    seconds; without a deadline, the fastest of the efficient numbers of ranks.
 
     Args:
         target: the minimum efficiency of efficient ranks.
-        steps: the steps of the script alone for which the deadline holds.
+        deadline: 0: none.
+        steps: the steps of the script alone for which the deadline holds; 0: the steps of an epoch are unknown.
         memory: the limit of a rank in bytes; predictions above it do not count. 0: no limit.
     """
     candidates = [prediction for prediction in predictions if not memory or prediction.memory * MARGIN <= memory]
@@ -64,7 +65,7 @@ def choose_ranks(
         best = max(candidates, key=lambda prediction: prediction.efficiency)
         reason = f"no number of ranks reaches {target:.2f}; {best.ranks} is nearest, at {best.efficiency:.2f}"
         return Choice(best, f"{reason}{describe_improvements(predictor, best)}")
-    # If no step is sharded, all rates are 0: compare steps instead.
+    # If no step is sharded, the rows of a batch are unknown (0), and so are all rates: compare steps instead.
     best = max(efficient_predictions, key=lambda prediction: prediction.rows_a_second or 1 / prediction.step)
     reason = f"best for efficiency {target:g}: {_describe_ranks(best)}"
     single_rank = predictor.predict_step(1)
@@ -85,7 +86,9 @@ def find_most_rows(predictor: Predictor, memory: float) -> int:
 
 
 def _suggest_less_memory(predictor: Predictor, memory: float) -> str:
-    """Advice for less memory, if none of the requested numbers of ranks fits."""
+    """The end of the sentence "no number of ranks fits": other numbers of ranks that fit, or slices computed in parts
+    (MATEX_MICROBATCH). It names only what reduces memory for this plan.
+    """
     plan, memory_option = predictor.plan, f"--memory {memory / 2**30:.2f}GiB"
     if not plan.rows:
         return ". Each rank computes the whole batch: neither more ranks nor MATEX_MICROBATCH reduce that"
@@ -190,7 +193,7 @@ def list_improvements(predictor: Predictor, prediction: Prediction) -> Iterator[
     if max(size.busy for size in plan.sizes) > BUSY:
         return
     if ranks > 1 and count_measured_rows(plan) > 1:
-        # `whole` has measured steps with whole batches of `plan.rows` rows, so it does not hold for larger batches.
+        # `whole` was measured with batches of `plan.rows` rows, so it does not hold for larger batches.
         larger_batch_step = Predictor(replace(plan, rows=2 * plan.rows, whole=None)).predict_step(ranks)
         speedup = larger_batch_step.rows_a_second / prediction.rows_a_second
         yield Improvement("twice the rows in a batch, which changes the training", speedup, larger_batch_step.mark)

@@ -71,10 +71,11 @@ class _Group:
     def __init__(self, sizes: Sequence[Size]):
         self.sizes = list(sizes)
         self.x = [float(size.rows) for size in sizes]
-        self.seconds = Line(self.x, [size.typical for size in sizes], 1e-6)
+        self.seconds = Line(self.x, [size.typical for size in sizes], 1e-6)  # above 0: other times are divided by it
         # Only sizes of several ranks show when gradients are ready: a single rank reports them at the end of its step.
         sizes_with_times = [size for size in sizes if size.ranks > 1] or self.sizes
         rows = [float(size.rows) for size in sizes_with_times]
+        # A line for each gradient, and one for each collective.
         self.ready = [Line(rows, column) for column in zip(*(size.ready for size in sizes_with_times))]
         self.at = [Line(rows, column) for column in zip(*(size.at for size in sizes_with_times))]
 
@@ -84,12 +85,14 @@ class Compute:
 
     def __init__(self, plan: Plan):
         self.plan = plan
+        # A what-if may ask for more ranks on a host than copies were measured at once, or for fewer.
         self._full_host_copies = min(max(size.copies for size in plan.sizes), plan.ranks_per_host)
         self._groups = {
             copies: _Group([size for size in plan.sizes if size.copies == copies])
             for copies in {size.copies for size in plan.sizes}
         }
-        # A group with a single number of rows depends on rows as the group with the most numbers of rows does.
+        # A group with a single number of rows depends on rows as the group with the most numbers of rows does (of
+        # several such groups, the one with the most copies).
         largest_group = max(self._groups.values(), key=lambda group: (len(group.seconds.x), group.sizes[0].copies))
         self._reference_line = largest_group.seconds
         # Bytes depend on rows, not on cores. A single rank may have other collectives, and then no bytes.
@@ -107,7 +110,9 @@ class Compute:
         """The peak bytes of a process with a number of rows."""
 
     def _choose_group(self, ranks: int) -> _Group:
-        """The sizes with as many copies as `ranks` ranks on a host, or with the next larger number of copies."""
+        """The sizes with as many copies as `ranks` ranks on a host. If none were measured, the next larger number of
+        copies, whose ranks have fewer cores: the estimate is then too high rather than too low.
+        """
         return self._groups[min(copies for copies in self._groups if copies >= self.count_copies(ranks))]
 
     def count_copies(self, ranks: int) -> int:
@@ -142,7 +147,7 @@ class Compute:
         """(seconds, mark) of a step of one rank alone, with as many cores as each of `ranks` ranks: the base of
         efficiency. The mark says whether the seconds are measured or extrapolated.
         """
-        # `whole_batch`: steps in which each rank of a full host trains a whole batch; None if ranks cannot train so.
+        # `Plan.whole`: steps in which each rank of a full host trains a whole batch; None: not measured.
         whole_batch, group = self.plan.whole, self._choose_group(ranks)
         if ranks > 1 and whole_batch is not None and whole_batch.copies == group.sizes[0].copies:
             return whole_batch.typical, MEASURED
@@ -150,7 +155,7 @@ class Compute:
         return self.estimate_whole_batch(ranks), MEASURED if is_near else EXTRAPOLATED
 
     def estimate_update(self, ranks: int) -> float:
-        """Seconds of a step in which a rank updates all weights; 0 if they were not measured."""
+        """Seconds of the optimizer's update of all weights, a part of a step; 0 if they were not measured."""
         return float(np.median([size.update for size in self._choose_group(ranks).sizes]))
 
     def estimate_ready_times(self, ranks: int) -> list[float]:
@@ -170,7 +175,7 @@ class Compute:
         """Bytes of a rank in each collective, averaged over `ranks` ranks, some of which may be idle.
 
         They depend on the rank's rows. If only one number of rows was measured, they are assumed to grow in proportion
-        to rows, and not to shrink.
+        to rows above it, and not to shrink below it: they may be independent of rows.
         """
         if not self._bytes:
             return [float(collective.bytes) for collective in self.plan.collectives]
@@ -184,7 +189,9 @@ class Compute:
         return max(size.busy for size in self._choose_group(ranks).sizes)
 
     def count_idle_cores(self, ranks: int, cores: int) -> float:
-        """The number of a rank's `cores` that its computation leaves idle, as with a GPU; 0 if not measured."""
+        """The number of a rank's `cores` that its computation leaves idle, as with a GPU; of a size without this
+        measurement it is 0.
+        """
         used_cores = [cores if size.cores is None else size.cores for size in self._choose_group(ranks).sizes]
         return max(cores - max(used_cores), 0.0)
 
@@ -197,7 +204,6 @@ class Compute:
     def split_seconds(self) -> tuple[float, float]:
         """Seconds of a step that more ranks do not reduce, and seconds for each row."""
         line = self._choose_group(self._full_host_copies).seconds
-        # The slope from no rows to the most rows that were measured.
         without_rows, max_rows = self._read_line(line, 0.0), max(line.x[-1], self._reference_line.x[-1])
         if not max_rows:
             return without_rows, 0.0

@@ -61,7 +61,7 @@ class Architecture:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of feature maps (M_FM), of convolutions' parameters (M_MP) and of the classifier (M_C)."""
+    """Bytes of feature maps (M_FM), of convolutions' parameters (M_MP) and of the classifier (M_C: dense layers)."""
 
     features: int
     parameters: int
@@ -136,7 +136,7 @@ ALEXNET = parse_architecture(ALEXNET_LAYERS)
 
 
 def memory_printed(architecture: Architecture, rows: int) -> Memory:
-    """Equations 2, 3 and 4 as printed, with their mistakes."""
+    """Equations 2, 3 and 4 as printed, with their mistakes: for example, equation 4 (the classifier) ignores `rows`."""
     rows = arguments.check_whole_number("memory_printed", "rows", rows)
     dense = architecture.dense
     features = sum(shape.size for shape in shapes(architecture)) * rows
