@@ -108,12 +108,12 @@ class Starter:
             )
         if outcome.state in (DONE, FAILED):
             shutil.rmtree(trial.folder / STATE, ignore_errors=True)
-        prefix = f"trial {number} has run to its end"
-        if outcome.state == DONE and trial.rules.pause and not trial.epochs:
-            self._say(f"{prefix}: trials pause in Keras' fit only, and no epoch of fit has ended", "no fit")
-        # It has reached the rung, but has not paused there: it has trained on to its end.
-        elif outcome.state == DONE and 0 < (trial.rules.pause or 0) <= trial.epochs:
-            self._say(f"{prefix}: the state of its fit could not be saved ({trial.folder / OUTPUT})", "not kept")
+        if outcome.state == DONE and trial.rules.pause:
+            prefix = f"trial {number} has run to its end"
+            if not trial.epochs:
+                self._say(f"{prefix}: trials pause in Keras' fit only, and no epoch of fit has ended", "no fit")
+            elif trial.has_reached_rung:  # but it has not paused there
+                self._say(f"{prefix}: the state of its fit could not be saved ({trial.folder / OUTPUT})", "not kept")
         if outcome.state == PAUSED and not outcome.curve:  # the objective is known at the end of a trial only
             self._rungs = (0,)  # a rung of 0 epochs: further trials save their state, but do not pause
             reason = f"after {trial.rules.pause} epochs there is nothing to judge them by"

@@ -18,7 +18,7 @@ from matex_tf.planner import buckets, plan_file, predict
 from matex_tf.planner.papers import ibatch
 from matex_tf.planner.simulator import servers
 from matex_tf.planner.simulator.program import Program, make_program, scale_program
-from matex_tf.planner.simulator.ranks import Disturbance, Note, Prices, simulate_ranks
+from matex_tf.planner.simulator.ranks import Disturbance, Note, Prices, Result, simulate_ranks
 from matex_tf.planner.simulator.what_if import ImpossibleRequest, WhatIf
 from matex_tf.planner.strategies import find_price
 
@@ -29,15 +29,9 @@ SERVER_STEPS = 60
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """The simulated steps. Times are means in seconds: `step` = `compute` + `waiting` + `exposed`."""
+class Outcome(Result):
+    """The simulated steps, of ranks that sum or of workers with servers, for the table of `matex simulate`."""
 
-    step: float
-    compute: float
-    waiting: float
-    """For the slowest rank."""
-    exposed: float
-    """Of transfers that do not overlap with computation."""
     rows: int
     """Of all ranks in a step."""
     transfers: int

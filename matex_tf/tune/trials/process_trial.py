@@ -18,7 +18,6 @@ from matex_tf.tune.trials.trial import (
     GRACE,
     OUTPUT,
     PLACE,
-    WHOLE,
     Outcome,
     Rules,
     Slot,
@@ -38,9 +37,7 @@ class ProcessTrial(Trial):
     (`child_process.make_preparation`). `rules`: when the trial ends, and how it is judged.
     """
 
-    def __init__(
-        self, folder: Path, command: Sequence[str], variables: Mapping[str, str], rules: Rules, slot: Slot = WHOLE
-    ):
+    def __init__(self, folder: Path, command: Sequence[str], variables: Mapping[str, str], rules: Rules, slot: Slot):
         super().__init__(folder, rules)
         self._started_at = time.monotonic()
         environment = remove_own_variables(task_environment.remove_task_variables(os.environ))
