@@ -47,12 +47,13 @@ def _make_parser(parse: Callable[[str], Any]) -> Callable[..., Any]:
 class _Command(click.Command):
     """A command whose options may also follow the script; the script's own arguments then follow `--`.
 
-    Options after the script are the command's, if neither --search nor --resume comes before the script.
+    Words after the script are the script's if --search or --resume comes before it, as no search can begin without one
+    of them; otherwise they are options of the command.
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        # A first parse takes only the options before the script, and shows whether they have --search or --resume. If
-        # not, and words follow the script, the real parse also takes options after the script.
+        # A first parse takes only the options before the script. If it finds neither --search nor --resume, and words
+        # follow the script, the real parse also takes options after the script.
         parsed, _, _ = self.make_parser(ctx).parse_args(list(args))
         script: Any = parsed.get("script")
         script_words = script if isinstance(script, (list, tuple)) else ()  # otherwise click's mark for a missing value
@@ -122,6 +123,7 @@ def tune_command(
     Each trial is `matex run` in a folder of its own; with --slurm, in a job of its own. Ctrl-C ends the trials; `matex
     tune --resume FOLDER` goes on.
     """
+    # Options that are not given keep the defaults of `Settings`, or the recorded values of the search.
     given_options = {name: value for name, value in options.items() if value not in (None, ())}
     job_names = {field.name for field in fields(Slurm)} - {"run"}
     job_options = {name: given_options.pop(name) for name in list(given_options) if name in job_names}
@@ -201,7 +203,7 @@ def _run_and_report(folder: Path, changed_settings: dict[str, Any]) -> int:
 
 
 def report_found(result: SearchResult, resume_command: str) -> str:
-    """The text that reports the result."""
+    """The text that reports the result; the best trial may have paused at a rung, before all of its epochs."""
     lines = []
     if result.stopped:
         lines.append(f"matex tune: {result.stopped}: the trials that had ended are kept. To go on: {resume_command}")

@@ -176,7 +176,11 @@ class Trial(ABC):
         return replace(outcome, curve=curve, tail="\n".join(last_lines[-_TAIL_LINES:]), seconds=seconds)
 
     def _judge_curve(self, curve: Sequence[Point], code: int, reason: str) -> Outcome:
-        """The outcome, without curve, output and seconds."""
+        """The outcome, without curve, output and seconds.
+
+        The first reason that holds counts: the search has asked the trial to end; it has saved its state and ended
+        with EXIT_REQUEUE; it failed; it logged no objective.
+        """
         if self._stop_requested_at is not None:
             if not self._stop_reason:  # it ends because the search ends
                 return Outcome(state=STOPPED)
@@ -203,7 +207,7 @@ class Trial(ABC):
         return Outcome(state=FAILED, kind="number", why=f"{self.rules.objective.name} is {value}")
 
     def _list_states(self) -> set[tuple[str, int]]:
-        """The names of the saved states, with the times of their files."""
+        """The names of the saved states (within or at the end of a call of `fit`), with the times of their files."""
         files = self.folder.glob(f"{STATE}/*") if self.rules.pause is not None else ()
         return {(file.name, file.stat().st_mtime_ns) for file in files if file.name.startswith(("state-", "end-"))}
 
