@@ -35,10 +35,6 @@ def choose_algorithms(times: Table, memory: Table, bound: float) -> Choice | Non
     for the first layers, only efficient choices are extended by the next layer. A choice is efficient if no other
     choice takes at most as many bytes and at most as much time.
     """
-    if not times or [len(row) for row in times] != [len(row) for row in memory] or not all(times):
-        raise ValueError(
-            "choose_algorithms: expected a time and a memory for one or more algorithms of each of one or more layers"
-        )
     efficient_choices: list[tuple[float, float, tuple[int, ...]]] = [(0.0, 0.0, ())]  # (bytes, seconds, algorithms)
     for layer_seconds, layer_bytes in zip(times, memory):
         extended = sorted(

@@ -34,8 +34,6 @@ class Outcome(Result):
 
     rows: int
     """Of all ranks in a step."""
-    transfers: int
-    """Of an update: the number of sums or of pulls from servers; 0 on one rank."""
     assumptions: tuple[str, ...]
     """Values that were not measured."""
     note: str = ""
@@ -121,8 +119,7 @@ def _simulate_with_sums(
     return Outcome(
         step=result.step, compute=compute, waiting=result.waiting,
         exposed=result.exposed + result.compute - compute,  # a slowdown by transfers is exposed, as in a plan
-        rows=_count_rows(plan, ranks), transfers=len(step.boundaries) - 1 if step.boundaries else int(ranks > 1),
-        assumptions=tuple(assumptions), note=unused_text,
+        rows=_count_rows(plan, ranks), assumptions=tuple(assumptions), note=unused_text,
     )  # fmt: skip
 
 
@@ -218,7 +215,7 @@ def _simulate_with_servers(
         assumptions.append("asynchronous updates give other results than the script alone")
     return Outcome(
         step=step, compute=program.compute, waiting=0.0, exposed=step - program.compute,
-        rows=_count_rows(predictor.plan, ranks), transfers=len(pull_plan), assumptions=tuple(assumptions),
+        rows=_count_rows(predictor.plan, ranks), assumptions=tuple(assumptions),
         note=_describe_unused(
             what_if, ("overlap=on", "overlap=off", "buckets", "compression", "algorithm"), "with parameter servers"
         ),

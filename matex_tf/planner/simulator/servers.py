@@ -32,10 +32,6 @@ class Work:
     start_up: float = 0.0
     """Before each transfer, without use of the servers."""
 
-    def __post_init__(self) -> None:
-        if not self.pulls or len(self.pulls) != len(self.forward):
-            raise ValueError("work: expected one pull or more, and a forward pass for each")
-
     @property
     def transfer(self) -> float:
         return sum(self.pulls) + self.push
