@@ -137,20 +137,6 @@ def _describe_ranks(best: Prediction) -> str:
     return f"{best.ranks} rank{'s' * (best.ranks > 1)} on {best.hosts} host{'s' * (best.hosts > 1)}"
 
 
-def _list_limits(prediction: Prediction, alone_seconds: float) -> dict[str, float]:
-    """Seconds of the parts of a step that limit its speed.
-
-    `alone_seconds`: seconds in which one rank computes all rows. Only computation beyond an even part of them is a
-    limit.
-    """
-    return {
-        "computation that no number of ranks lowers": max(prediction.compute - alone_seconds / prediction.ranks, 0.0),
-        "sums that nothing hides": prediction.exposed,
-        "small collectives": prediction.small,
-        "waiting for the slowest rank": prediction.waiting,
-    }
-
-
 def _describe_next(predictor: Predictor, candidates: Sequence[Prediction], best: Prediction) -> str:
     """Describes the step with the next larger number of ranks, and the largest part that limits it."""
     larger_predictions = [prediction for prediction in candidates if prediction.ranks > best.ranks]
@@ -159,7 +145,14 @@ def _describe_next(predictor: Predictor, candidates: Sequence[Prediction], best:
     next_prediction = min(larger_predictions, key=lambda prediction: prediction.ranks)
     alone_seconds, _ = predictor.compute.estimate_alone(next_prediction.ranks)
     batches = next_prediction.ranks if predictor.plan.scaling == "weak" else 1  # of a step; weak: one for each rank
-    limit_seconds = _list_limits(next_prediction, batches * alone_seconds)
+    # Only computation beyond an even part of the computation of all rows by one rank is a limit.
+    even_seconds = batches * alone_seconds / next_prediction.ranks
+    limit_seconds = {
+        "computation that no number of ranks lowers": max(next_prediction.compute - even_seconds, 0.0),
+        "sums that nothing hides": next_prediction.exposed,
+        "small collectives": next_prediction.small,
+        "waiting for the slowest rank": next_prediction.waiting,
+    }
     largest_limit = max(limit_seconds, key=lambda name: limit_seconds[name])
     return (
         f". With {next_prediction.ranks} a step is {best.step / next_prediction.step:.2f} times as fast, at efficiency "

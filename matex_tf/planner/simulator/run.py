@@ -154,16 +154,8 @@ def _prepare_step(predictor: predict.Predictor, program: Program, ranks: int, wh
 
 def _describe_unused(what_if: WhatIf, change_names: Sequence[str], situation: str) -> str:
     """A remark that names the requested ones of `change_names`, which change nothing in this `situation`; else ""."""
-    requested_changes: dict[str, object] = {
-        "overlap=on": what_if.overlap,
-        "overlap=off": what_if.overlap is False,
-        "buckets": what_if.buckets != "best",
-        "link": what_if.link is not None,
-        "compression": what_if.compression,
-        "algorithm": what_if.algorithm,
-        "strategy": what_if.strategy,
-    }
-    unused_names = [change_name for change_name in change_names if requested_changes[change_name]]
+    requested_names = {*what_if.words, *(word.partition("=")[0] for word in what_if.words)}
+    unused_names = [change_name for change_name in change_names if change_name in requested_names]
     return f"{', '.join(unused_names)}: nothing changes {situation}" if unused_names else ""
 
 

@@ -50,6 +50,8 @@ class WhatIf:
     """The number of parameter servers in place of sums, and whether workers wait for each other in each step."""
     pull: str | None = None
     """One of `PULLS`, with servers."""
+    words: tuple[str, ...] = ()
+    """The changes as given, such as overlap=on."""
 
 
 def read_changes(words: Sequence[str]) -> WhatIf:
@@ -58,7 +60,7 @@ def read_changes(words: Sequence[str]) -> WhatIf:
     Raises:
         ImpossibleRequest: an unknown name, with the nearest known one; or an invalid value, with the valid form.
     """
-    what_if = WhatIf()
+    what_if = WhatIf(words=tuple(words))
     names: set[str] = set()
     for word in words:
         name, equals, value = word.partition("=")
