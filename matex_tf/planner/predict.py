@@ -285,19 +285,14 @@ class Predictor:
         total_bytes = sum(sizes)
         compute, slowdown = self.compute.estimate_seconds(ranks), self.estimate_slowdown(ranks, total_bytes)
         ready_times = [slowdown * time for time in self.compute.estimate_ready_times(ranks)]
+        joined = buckets.join_neighbours(ready_times, sizes)
         candidates = []
         for algorithm in (SHARED_MEMORY,) if ranks <= links.per_host else collectives.EXACT:
             one_sum_seconds = links.estimate_small(ranks, 0) + links.estimate_sum(ranks, algorithm, total_bytes)
             candidates.append(_Sums(compute + one_sum_seconds, algorithm, overlaps=False))
             # On one host, sums use the computing cores, so they cannot be hidden.
             if self.plan.overlaps and ranks > links.per_host:
-                price = functools.partial(links.estimate_bucket, ranks, algorithm)
-                end = _find_end_of_buckets(ready_times, sizes, buckets.sample_price(price, total_bytes))
+                price = buckets.sample_price(functools.partial(links.estimate_bucket, ranks, algorithm), total_bytes)
+                end = buckets.compute_plan_end(buckets.find_best_plan(*joined, price), *joined, price)
                 candidates.append(_Sums(max(end, slowdown * compute), algorithm, overlaps=True))
         return candidates
-
-
-def _find_end_of_buckets(ready: Sequence[float], sizes: Sequence[float], price: buckets.Price) -> float:
-    """Seconds from the start of the step to the end of the sums, if the best buckets are summed once ready."""
-    ready, sizes = buckets.join_neighbours(ready, sizes)
-    return buckets.compute_plan_end(buckets.find_best_plan(ready, sizes, price), ready, sizes, price)

@@ -9,6 +9,7 @@ import json
 import numpy as np
 import pytest
 
+from matex_tf.costs import collectives
 from matex_tf.planner import buckets, plan_file, predict, strategies
 from matex_tf.planner.simulator import program, ranks, replay, run, trace, what_if
 
@@ -173,7 +174,7 @@ def test_what_ifs_change_what_they_name():
     best = simulated("overlap=on").step
     for way in ("ibatch", "each", "64KiB", "1GiB"):
         assert simulated("overlap=on", f"buckets={way}").step >= best * (1 - 1e-9), way
-    assert len({simulated(f"algorithm={one}", "overlap=off").step for one in what_if.ALGORITHMS}) == 3
+    assert len({simulated(f"algorithm={one}", "overlap=off").step for one in collectives.EXACT}) == 3
     assert run.simulate_plan(a_plan(), 64, what_if.read_changes(["noise=0.1"])).waiting > 0.15 * planned.compute
     assert simulated(count=1).exposed == pytest.approx(0), "alone nothing is summed"
 

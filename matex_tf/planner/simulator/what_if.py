@@ -17,7 +17,6 @@ BUCKETS = ("best", "ibatch", "each")
 """Plans of buckets: the fastest, the greedy one of the paper iBatch, one bucket for each gradient."""
 PULLS = ("default", "layerwise", "ibatch")
 """Messages by which a worker receives parameters from servers: all in one, one for each layer, greedy as in iBatch."""
-ALGORITHMS = collectives.EXACT
 _NOT_WITH_STRATEGY = ("overlap", "buckets", "algorithm", "compression", "servers", "pull")
 """Changes that cannot be combined with a strategy: the simulator takes the price of its exchanges from `matex plan`."""
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
@@ -179,7 +178,7 @@ def _parse_strategy(value: str) -> str:
 READERS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "overlap": ("on|off", lambda value: {"on": True, "off": False}[value]),
     "buckets": ("best|ibatch|each|25MiB", _parse_buckets),
-    "algorithm": ("|".join(ALGORITHMS), _make_choice_parser(ALGORITHMS)),
+    "algorithm": ("|".join(collectives.EXACT), _make_choice_parser(collectives.EXACT)),
     "compression": ("fp16|bf16|topk:0.01", _parse_compression),
     "link": (f"2us,25GB/s or {'|'.join(collectives.NETWORKS)}", _parse_link),
     "slow": ("RANK:FACTOR,... as 3:1.2", _parse_slow),
