@@ -281,9 +281,7 @@ ALGORITHMS = {
     "16 bits": estimate_16_bits,
     "topk:0.01": estimate_topk,
 }
-"""Sums by name; each takes ranks, ranks per host, bytes, the link between hosts and optionally the link within one. All
-are in the tables of benchmarks/growth.py; the planner chooses among `EXACT`.
-"""
+"""Sums by name; each takes ranks, ranks per host, bytes, the link between hosts and optionally the link within one."""
 EXACT = ("mpi", "ring", "two_level")
 """The algorithms that do not change results."""
 

@@ -81,10 +81,7 @@ def estimate_update(owners: int, weights: float, slots: float, memory: AnyLink) 
 
 @dataclass(frozen=True)
 class Hosts:
-    """The hosts of a run, with their memory and links.
-
-    The methods take the bytes of all `weights`, and of the optimizer's variables for them (`slots`).
-    """
+    """The hosts of a run: memory and links. `weights` and `slots` (the optimizer's variables) are in bytes."""
 
     nodes: Sequence[int]
     """The node of each rank."""
@@ -110,10 +107,7 @@ class Hosts:
         return max(Counter(self.nodes).values())
 
     def estimate_step(self, owners: int, weights: float, slots: float) -> float:
-        """Seconds of a step for sums of gradients, update and new weights, which depend on the number of owners.
-
-        Gradients are assumed to have as many bytes as `weights`.
-        """
+        """Seconds of a step for sums of gradients (as large as the weights), update and new weights."""
         ranks = len(self.nodes)
         update_seconds = estimate_update(owners, weights, slots, MEMORY)
         if len(set(self.nodes)) == 1:

@@ -91,8 +91,7 @@ class Compute:
             copies: _Group([size for size in plan.sizes if size.copies == copies])
             for copies in {size.copies for size in plan.sizes}
         }
-        # A group with a single number of rows depends on rows as the group with the most numbers of rows does (of
-        # several such groups, the one with the most copies).
+        # A group with a single number of rows depends on rows as the group with the most numbers of rows does.
         largest_group = max(self._groups.values(), key=lambda group: (len(group.seconds.x), group.sizes[0].copies))
         self._reference_line = largest_group.seconds
         # Bytes depend on rows, not on cores. A single rank may have other collectives, and then no bytes.
@@ -189,9 +188,7 @@ class Compute:
         return max(size.busy for size in self._choose_group(ranks).sizes)
 
     def count_idle_cores(self, ranks: int, cores: int) -> float:
-        """The number of a rank's `cores` that its computation leaves idle, as with a GPU; of a size without this
-        measurement it is 0.
-        """
+        """The number of a rank's `cores` that its computation leaves idle, as with a GPU; 0 if not measured."""
         used_cores = [cores if size.cores is None else size.cores for size in self._choose_group(ranks).sizes]
         return max(cores - max(used_cores), 0.0)
 

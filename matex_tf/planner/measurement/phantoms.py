@@ -241,8 +241,7 @@ def _start_copy(
 
 
 def _await_ends(processes: Sequence[subprocess.Popen[Any]], result_path: Path | None = None) -> list[int | None]:
-    """Wait until all processes have ended, or the file `result_path` exists, at most `LIMIT` seconds. Real ranks have
-    measured enough once rank 0 has stored its file; the other ranks may still run.
+    """Wait until all processes have ended, or the file `result_path` of real ranks exists, at most `LIMIT` seconds.
 
     Returns the exit code of each process; None if it has not ended.
     """

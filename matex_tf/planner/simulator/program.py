@@ -63,9 +63,7 @@ def make_program(plan: plan_file.Plan, ranks: int) -> Program:
 
 
 def scale_program(program: Program, factor: float) -> Program:
-    """The same step with all times multiplied by `factor`: if transfers use cores of the computation, or if a strategy
-    changes the optimizer's work.
-    """
+    """The step if its computation takes `factor` times as long: transfers use its cores, or a strategy changes it."""
     return dataclasses.replace(
         program,
         compute=program.compute * factor,

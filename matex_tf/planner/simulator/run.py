@@ -85,7 +85,7 @@ def _change_link(predictor: predict.Predictor, ranks: int, what_if: WhatIf) -> l
 
 
 def _count_rows(plan: plan_file.Plan, ranks: int) -> int:
-    """Rows of all ranks in a step; 1 a batch if its rows are unknown, so that rates count batches."""
+    """Rows of all ranks in a step; 1 per batch if its rows are unknown, so that rates count batches."""
     return max(plan.rows, 1) * (ranks if plan.scaling == "weak" else 1)
 
 

@@ -69,7 +69,6 @@ class JobTrial(Trial):
         super().__init__(folder, rules)
         self.job, self._query_interval, self._say = job, query_interval, say
         self.waits = True
-        # Slurm is not queried at once: the job may begin meanwhile, and write BEGAN.
         self._next_query_at = time.monotonic() + following.ASK_EACH
         self._next_cancel_at = 0.0  # seconds of time.monotonic; 0: it was not cancelled yet
         if was_resumed:
@@ -170,9 +169,7 @@ class JobTrial(Trial):
 
 
 def has_job(folder: Path) -> bool:
-    """Whether a job of the trial in `folder` may have been submitted, and its outcome is not recorded yet: `forget_job`
-    removes the job's script when it is.
-    """
+    """Whether a job of the trial in `folder` may have been submitted, and its outcome is not recorded yet."""
     return (folder / slurm.SCRIPT).is_file()
 
 

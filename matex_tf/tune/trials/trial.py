@@ -176,11 +176,7 @@ class Trial(ABC):
         return replace(outcome, curve=curve, tail="\n".join(last_lines[-_TAIL_LINES:]), seconds=seconds)
 
     def _judge_curve(self, curve: Sequence[Point], code: int, reason: str) -> Outcome:
-        """The outcome, without curve, output and seconds.
-
-        The first reason that holds counts: the search has asked the trial to end; it has saved its state and ended
-        with EXIT_REQUEUE; it failed; it logged no objective.
-        """
+        """The outcome, without curve, output and seconds."""
         if self._stop_requested_at is not None:
             if not self._stop_reason:  # it ends because the search ends
                 return Outcome(state=STOPPED)
