@@ -131,15 +131,8 @@ def tune_command(
         if resume:
             if script or database or folder:
                 raise click.UsageError("--resume FOLDER goes on as it was begun, without a script")
-            unchangeable_options = {*given_options, *(["as_jobs"] if as_jobs else [])} - {"trials", "parallel", "limit"}
-            if unchangeable_options:
-                parameters = click.get_current_context().command.params
-                option = min(parameter.opts[0] for parameter in parameters if parameter.name in unchangeable_options)
-                raise click.UsageError(f"--resume goes on as it was begun, without {option}")
-            if space:
-                _check_space(space)
-                given_options |= {"space": Path(space).read_text(encoding="utf-8"), "name": space}
-            return _run_and_report(Path(resume), {**given_options, "slurm": job_options})
+            options_of_search = {**given_options, "as_jobs": True} if as_jobs else given_options
+            return _resume_search(Path(resume), space, options_of_search, job_options)
         target = ["-m", *script] if is_module else list(script)
         _check_target(target, space)
         if job_options and not as_jobs:
@@ -159,6 +152,18 @@ def tune_command(
     except (DatabaseError, JobError, OSError) as error:
         print(f"matex tune: {error}", file=sys.stderr)
         return FAILED
+
+
+def _resume_search(folder: Path, space: str | None, options: dict[str, Any], job_options: dict[str, Any]) -> int:
+    """Go on with a search. Only its space, its numbers of trials, its time limit and options of its jobs may change."""
+    if fixed_names := options.keys() - {"trials", "parallel", "limit"}:
+        parameters = click.get_current_context().command.params
+        option = min(parameter.opts[0] for parameter in parameters if parameter.name in fixed_names)
+        raise click.UsageError(f"--resume goes on as it was begun, without {option}")
+    if space:
+        _check_space(space)
+        options |= {"space": Path(space).read_text(encoding="utf-8"), "name": space}
+    return _run_and_report(folder, {**options, "slurm": job_options})
 
 
 def _merge_job_options(run_texts: tuple[str, ...], ranks: int | None, job_options: dict[str, Any]) -> dict[str, Any]:

@@ -68,7 +68,7 @@ class ProcessTrial(Trial):
         code = self._child.poll()
         if code is None:
             return None
-        self._end_group(signal.SIGKILL)  # processes that it has left behind
+        self._kill_group()  # processes that it has left behind
         return self.judge_outcome(code)
 
     def _request_stop(self) -> None:
@@ -77,12 +77,12 @@ class ProcessTrial(Trial):
 
     def _enforce_stop(self, waited_seconds: float) -> None:
         if waited_seconds > GRACE:
-            self._end_group(signal.SIGKILL)
+            self._kill_group()
 
-    def _end_group(self, signal_number: signal.Signals) -> None:
-        """Send a signal to the child and its group of processes."""
+    def _kill_group(self) -> None:
+        """Kill the child and its group of processes."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._child.pid, signal_number)
+            os.killpg(self._child.pid, signal.SIGKILL)
 
 
 @dataclass(frozen=True)
