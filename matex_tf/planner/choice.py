@@ -86,9 +86,7 @@ def find_most_rows(predictor: Predictor, memory: float) -> int:
 
 
 def _suggest_less_memory(predictor: Predictor, memory: float) -> str:
-    """The end of the sentence "no number of ranks fits": other numbers of ranks that fit, or slices computed in parts
-    (MATEX_MICROBATCH). It names only what reduces memory for this plan.
-    """
+    """The end of the sentence "no number of ranks fits": what reduces memory here, more ranks or MATEX_MICROBATCH."""
     plan, memory_option = predictor.plan, f"--memory {memory / 2**30:.2f}GiB"
     if not plan.rows:
         return ". Each rank computes the whole batch: neither more ranks nor MATEX_MICROBATCH reduce that"

@@ -85,7 +85,7 @@ class Compute:
 
     def __init__(self, plan: Plan):
         self.plan = plan
-        # A what-if may ask for more ranks on a host than copies were measured at once, or for fewer.
+        # A what-if may ask for more ranks on a host than copies were measured; they are taken to be as fast.
         self._full_host_copies = min(max(size.copies for size in plan.sizes), plan.ranks_per_host)
         self._groups = {
             copies: _Group([size for size in plan.sizes if size.copies == copies])
@@ -109,9 +109,7 @@ class Compute:
         """The peak bytes of a process with a number of rows."""
 
     def _choose_group(self, ranks: int) -> _Group:
-        """The sizes with as many copies as `ranks` ranks on a host. If none were measured, the next larger number of
-        copies, whose ranks have fewer cores: the estimate is then too high rather than too low.
-        """
+        """The sizes with as many copies as `ranks` ranks on a host, or with the next larger number of copies."""
         return self._groups[min(copies for copies in self._groups if copies >= self.count_copies(ranks))]
 
     def count_copies(self, ranks: int) -> int:

@@ -102,10 +102,8 @@ class _Reader:
     # Parameters
 
     def _read_parameter(self, name: str, node: yaml.Node) -> Parameter:
-        """Read a parameter: `flag`, a list of choices, or a mapping such as {log: [1e-5, 0.1], when: {optimizer: sgd}}.
-
-        The mapping has one kind of `_KINDS`, and optionally `when`, a condition, and `otherwise`, the text of a
-        placeholder in files where the condition does not hold.
+        """Read a parameter: `flag`, a list of choices, or a mapping of a kind, such as {log: [1e-5, 0.1]}, optionally
+        with `when`, as {optimizer: sgd}, and `otherwise`, the text of a placeholder where `when` does not hold.
         """
         if not _NAME.fullmatch(name):
             self._refuse_node(

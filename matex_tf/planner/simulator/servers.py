@@ -49,9 +49,7 @@ class Run:
     """For each worker, the ends of its steps in seconds."""
 
     def compute_step(self) -> float:
-        """Seconds of a step, without each worker's first, which includes the delay of its start: the harmonic mean over
-        workers, as their rates add up.
-        """
+        """Seconds of a step, without each worker's first, which begins late: the harmonic mean, as rates add up."""
         step_seconds = [(ends[-1] - ends[0]) / (len(ends) - 1) for ends in self.ends]
         return len(step_seconds) / sum(1 / seconds for seconds in step_seconds)
 
