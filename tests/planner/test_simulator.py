@@ -141,7 +141,7 @@ def test_with_nothing_changed_a_step_is_the_planners_where_transfers_take_cores(
 
 
 def test_what_cannot_be_on_one_host_is_said():
-    for word in ("overlap=on", "link=ethernet1", "compression=fp16", "buckets=each"):
+    for word in ("overlap=on", "link=ethernet1", "compression=fp16", "buckets=each", "buckets=best"):
         found = simulated(word, count=16)
         assert found.step == simulated(count=16).step, word
         name = word if word == "overlap=on" else word.partition("=")[0]
@@ -161,6 +161,9 @@ def test_what_cannot_be_on_one_host_is_said():
         assert found.note == f"{name}: nothing changes with parameter servers"
     for count in (8, 64):
         assert simulated("servers=8", count=count).assumptions[0] == "ethernet25 between hosts"
+    with_mpi = simulated("servers=8", "algorithm=mpi")  # nothing is summed, so nothing is assumed about MPI's sums
+    assert with_mpi.assumptions == simulated("servers=8").assumptions
+    assert any("MPI's own sums" in assumption for assumption in simulated("algorithm=mpi").assumptions)
 
 
 def test_what_ifs_change_what_they_name():
