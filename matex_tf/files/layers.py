@@ -29,9 +29,8 @@ class Layers:
 
     root: the folder of the upper layer: the file of a key is at `root + key`.
     notes: the journal, which has rank 0's notes.
-    removed: the keys that this rank has removed. True: the key is hidden; False: it is visible again, also in a hidden
-        folder, because rank 0 has saved it on the disk for all ranks since. Own files that rank 0 has saved are here,
-        too.
+    hidden: whether a key of the disk is hidden from this rank; a key without an entry is hidden if its folder is. True:
+        this rank has removed the key. False: rank 0 has saved it on the disk for all ranks since.
     is_left: this rank has left the layers and uses the real files: rank 0 was lost, and this rank has become the first.
     known: the cache of changed names.
     _changed: the names that this process may have created, changed or removed, by the key of their folder.
@@ -44,7 +43,7 @@ class Layers:
     def __init__(self, folder: str, notes: journal.Journal):
         self.root = os.path.join(os.path.realpath(folder), "files")
         self.notes = notes
-        self.removed: dict[str, bool] = {}
+        self.hidden: dict[str, bool] = {}
         self._changed: dict[str, set[str]] = {}
         self._has_links = False
         self.is_left = False
@@ -128,7 +127,7 @@ class Layers:
 
     def is_hidden(self, key: str) -> bool:
         """Whether this rank has removed `key` or a parent folder, and rank 0 has not saved `key` for all since."""
-        states = map(self.removed.get, journal_reader.list_parents(key))
+        states = map(self.hidden.get, journal_reader.list_parents(key))
         return next((is_hidden for is_hidden in states if is_hidden is not None), False)  # the innermost path decides
 
     def _is_in_own_file(self, key: str) -> bool:

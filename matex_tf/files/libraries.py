@@ -18,7 +18,8 @@ import urllib.parse
 from typing import Any
 
 from matex_tf.files import overlay
-from matex_tf.files.paths import call_with_converted, find_key, find_real_path, is_local, make_meta
+from matex_tf.files.paths import find_key, find_real_path, is_local
+from matex_tf.files.wrappers import call_with_converted, make_meta
 from matex_tf.runtime import real_files
 from matex_tf.runtime.hooks import Table, put_function
 

@@ -132,8 +132,8 @@ def take_over_files(became_first: bool) -> None:
 
 
 def _remove_hidden(view: View) -> None:
-    """Remove from the disk the files that this rank has removed (`view.removed`) and rank 0 had not."""
-    for key in sorted(view.removed):
+    """Remove from the disk the files that this rank has removed (`view.hidden`) and rank 0 had not."""
+    for key in sorted(view.hidden):
         contents = [
             os.path.join(folder, name) for folder, folders, files in os.walk(key) for name in (*folders, *files)
         ]

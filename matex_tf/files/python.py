@@ -15,7 +15,7 @@ import sys
 import tempfile
 from typing import Any
 
-from matex_tf.files import changes, overlay, paths
+from matex_tf.files import changes, overlay, paths, wrappers
 from matex_tf.files.queries import HOOKS, IF_HOOK_MISSING
 from matex_tf.runtime import real_files
 
@@ -69,7 +69,7 @@ def _renew_openers(original: Any) -> Any:
 def _make_file_class(original: Any) -> Any:
     """A class that opens files by the replaced `os.open`; the original one opens them in C code."""
 
-    class FileIO(original, metaclass=paths.make_meta(original)):  # type: ignore[metaclass]
+    class FileIO(original, metaclass=wrappers.make_meta(original)):  # type: ignore[metaclass]
         def __init__(self, file, mode="r", closefd=True, opener=None):
             if opener is None and not isinstance(file, int):
                 opener = changes.open_for_all
@@ -112,8 +112,10 @@ def _find_loadable(path: Any) -> Any:
 
 
 _LOADERS = "FileLoader.__init__ ExtensionFileLoader.__init__"
-HOOKS.replace("importlib._bootstrap_external", _LOADERS, IF_HOOK_MISSING)(paths.wrap_argument("path", _find_loadable))
-HOOKS.replace("io _io", "open_code", IF_HOOK_MISSING)(paths.wrap_argument("path", _find_loadable))
+HOOKS.replace("importlib._bootstrap_external", _LOADERS, IF_HOOK_MISSING)(
+    wrappers.wrap_argument("path", _find_loadable)
+)
+HOOKS.replace("io _io", "open_code", IF_HOOK_MISSING)(wrappers.wrap_argument("path", _find_loadable))
 
 
 def _may_refer(module: str) -> bool:

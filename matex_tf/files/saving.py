@@ -18,7 +18,8 @@ import numpy as np
 
 from matex_tf import ops, settings
 from matex_tf.files import delivery, journal, overlay
-from matex_tf.files.paths import Proxy, find_real_path
+from matex_tf.files.paths import find_real_path
+from matex_tf.files.wrappers import Proxy
 from matex_tf.runtime import atomic, first_rank, objects, real_files, shutdown, watchdog
 from matex_tf.runtime.keras_table import KerasTable
 from matex_tf.steps import events, pieces

@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 
 from matex_tf.files import journal, journal_reader, overlay
-from matex_tf.files.paths import Proxy, find_real_path, is_local, wrap_argument
+from matex_tf.files.paths import find_real_path, is_local
+from matex_tf.files.wrappers import Proxy, wrap_argument
 from matex_tf.lazy import tf
 from matex_tf.runtime import real_files
 from matex_tf.runtime.hooks import Table, put_function
