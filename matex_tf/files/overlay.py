@@ -153,16 +153,11 @@ def _remove_hidden(view: View) -> None:
 
 def _install_file(private_path: str, key: str) -> None:
     """Replace the file `key` by a copy of `private_path`, if they differ."""
-    is_link = os.path.islink(private_path)
-    if is_link and os.path.islink(key) and os.readlink(key) == os.readlink(private_path):
-        return
-    if (
-        not is_link
-        and os.path.isfile(key)
-        and not os.path.islink(key)
-        and filecmp.cmp(private_path, key, shallow=False)
-    ):
-        return
+    if (is_link := os.path.islink(private_path)) == os.path.islink(key):
+        if is_link and os.readlink(key) == os.readlink(private_path):
+            return
+        if not is_link and os.path.isfile(key) and filecmp.cmp(private_path, key, shallow=False):
+            return
     temporary_path = f"{key}.{os.getpid()}.part"
     shutil.copy2(private_path, temporary_path, follow_symlinks=False)
     os.replace(temporary_path, key)

@@ -217,16 +217,16 @@ def _assemble(variable: Any, copied_origins: Sequence[Sequence[int]]) -> np.ndar
 def _send_whole(variable: Any, root: int) -> np.ndarray:
     """The complete value of a variable, which rank `root` has. Collective."""
     value = np.empty(variable.shape, variable.dtype.as_numpy_dtype)
-    if world.get_world().rank == root:
+    value_bytes = value.reshape(-1).view(np.uint8)
+    is_root = world.get_world().rank == root
+    if is_root:
         value[...] = variable.numpy()
-    _broadcast(value.reshape(-1).view(np.uint8), value.reshape(-1).view(np.uint8), root)
+    _broadcast(value_bytes if is_root else None, value_bytes, root)
     return value
 
 
 def _broadcast(data: np.ndarray | None, target: np.ndarray, root: int) -> None:
-    """Copy `data` of rank `root` to `target` of every rank, both bytes. Collective."""
+    """Copy `data` of rank `root`, None on other ranks, to `target` of every rank, both bytes. Collective."""
     for start in range(0, len(target), _MAX_MESSAGE_BYTES):
-        sent_part = (
-            data[start : start + _MAX_MESSAGE_BYTES] if data is not None and world.get_world().rank == root else None
-        )
-        target[start : start + _MAX_MESSAGE_BYTES] = objects.broadcast(sent_part, "a piece of an optimizer", root=root)
+        part = None if data is None else data[start : start + _MAX_MESSAGE_BYTES]
+        target[start : start + _MAX_MESSAGE_BYTES] = objects.broadcast(part, "a piece of an optimizer", root=root)
