@@ -50,8 +50,8 @@ def _runs_for_all_ranks() -> bool:
     It does if all ranks reach the command, and the script runs it, not a library. It does not within a command that
     rank 0 already runs, or if each rank has its own output (`MATEX_OUTPUT=all`).
 
-    The stack alone tells the script from a library. A library may run a command on one rank only, such as `tput` on the
-    rank with a terminal, or ask each host about itself. To meet, ranks would have to know this before.
+    A library may run a command on one rank only, such as `tput` on the rank with a terminal, or ask each host about
+    itself. So ranks do not meet at its commands. Only the stack tells the script from a library.
     """
     if _is_inside or settings.get_settings().output == "all" or not overlay.is_reached_by_all():
         return False

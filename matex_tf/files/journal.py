@@ -62,7 +62,7 @@ class Journal(journal_reader.Notes):
 
     _noted: for each path that rank 0 has created, the number of collectives in its note.
     _touched: for each path that rank 0 is about to change, its state before (None: missing). The change may fail, so a
-        path counts as changed only if its present state differs.
+        path counts as touched, changed by rank 0, only if its present state differs.
     _moved: the moves of files, by their new paths. For a rank that has not reached the move, the file is at its old
         path; when the rank reads it there, it reads from the new path. The move may fail, so it counts only if the file
         at the new path has the inode.

@@ -32,7 +32,7 @@ class Layers:
     hidden: whether a key of the disk is hidden from this rank; a key without an entry is hidden if its folder is. True:
         this rank has removed the key. False: rank 0 has saved it on the disk for all ranks since.
     is_left: this rank has left the layers and uses the real files: rank 0 was lost, and this rank has become the first.
-    known: the cache of changed names.
+    known: a cache of the two layers (`known_places`), by which most queries need not ask both.
     _changed: the names that this process may have created, changed or removed, by the key of their folder.
     _has_links: `has_links` by changes of this process.
     _excluded: paths that the view does not handle.

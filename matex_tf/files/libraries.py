@@ -64,7 +64,9 @@ _PATHS = """
 """
 _URI_INDEX = 7  # the position of the argument `uri` of sqlite3.connect
 _NOTED = ("ParquetWriter.__init__", "write_dataset")
-"""The functions of the table whose writes rank 0 notes in the journal: rank 0 needs these hooks, too."""
+"""The functions of the table whose writes rank 0 notes in the journal: rank 0 needs these hooks, too. Writes of the
+others are not noted: a rank that is behind in the script sees their new content.
+"""
 
 
 def _find_place(path: Any, mode: str, creates_more_files: bool = False) -> Any:

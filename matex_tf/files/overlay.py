@@ -83,7 +83,9 @@ def adopt_view(view: View) -> None:
 
 
 def find_private_use() -> str:
-    """Describe a use of this rank's own files or output that cannot be switched to the real files; "" if none."""
+    """After the loss of rank 0, before this rank takes over: describe a use of this rank's own files or output that
+    cannot be switched to the real files; "" if there is none.
+    """
     root = os.path.join(_view.root, "") if _view is not None else "\0"  # no path begins with "\0"
     with real_files.use_real_files():
         with open("/proc/self/maps") as file:

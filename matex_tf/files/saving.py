@@ -173,7 +173,10 @@ HOOKS.replace_in(
 
 
 def _is_called_by_all() -> bool:
-    """Whether all ranks make the save that this thread makes now, and can wait for one another."""
+    """Whether all ranks make the save that this thread makes now, and can wait for one another.
+
+    A save must be called on every rank, also by a script that asks for its rank: unlike in `is_reached_by_all`.
+    """
     return is_main_thread() and not (_is_by_clock or _is_measured() or shutdown.have_all_ended())
 
 

@@ -74,7 +74,10 @@ def is_count_automatic() -> bool:
 
 
 def may_change_strategy() -> bool:
-    """Whether ranks may switch to another strategy with the same result, because the user chose none."""
+    """Whether ranks may switch to another strategy with the same result, because the user chose none.
+
+    They switch by a restart, for which `matex run` must have started them: it sets `proof`.
+    """
     user_settings = settings.get_settings()
     is_strategy_open = settings.PREFIX + "STRATEGY" not in os.environ or is_count_automatic()
     return (
@@ -137,7 +140,7 @@ def list_owners() -> list[int]:
             )
         return list(range(me.trainers, me.size))
     requested = settings.get_strategy_number(strategy, me.size)
-    if requested > me.size and not me.has_lost:
+    if requested > me.size and not me.has_lost:  # after a loss, all remaining ranks are owners
         raise errors.SetupError(
             f"MATEX_STRATEGY={strategy} asks for {requested} owners of the weights, and there are {me.size} ranks. "
             f"Each owner is a rank that trains, too: set one of servers:1 to servers:{me.size}, or sharded, with "
