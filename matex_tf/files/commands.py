@@ -1,8 +1,7 @@
 """System commands that a script runs and waits for: rank 0 runs them, and all ranks receive the result.
 
-Only rank 0 writes the files of the script to the disk. The other ranks write into private folders (`overlay`), which a
-command does not see: it sees the disk. If every rank ran `rm -rf logs`, a late rank would remove files that rank 0 has
-written since.
+A command sees the disk, and not the private folders of ranks (`overlay`). If every rank ran `rm -rf logs`, a late rank
+would remove files that rank 0 has written since.
 
 Commands of libraries, and processes that a script starts without waiting (`Popen`), run on each rank. In their
 arguments, paths of files in the private folder are replaced by the real paths of these files.

@@ -1,8 +1,8 @@
 """The journal: changes of files by rank 0 that the other ranks have not reached yet in the script.
 
-Only rank 0 changes the real files. It may do so while another rank is still at an earlier line of the script, which
-reads the old content. So before rank 0 changes a path, it writes a note: the number of collectives that it has
-completed, and the location of the old content, for example of a copy. Let rank 0 overwrite a file after 7 collectives.
+Another rank may still be at an earlier line of the script, which reads the old content. So before rank 0 changes a
+path, it writes a note: the number of collectives that it has completed, and the location of the old content, for
+example of a copy. Let rank 0 overwrite a file after 7 collectives.
 A rank that has completed 8 has passed the place of the change in the script, and reads the file. A rank that has
 completed 7 or fewer may be before that place, and reads the old content (`journal_reader`). No rank waits for another.
 

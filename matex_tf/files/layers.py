@@ -1,8 +1,8 @@
 """Reading through the two layers of a rank: the disk (lower), and the files that the rank has written (upper).
 
-A file of the upper layer hides the file of the disk. Rank 0 writes to the disk itself, and may be ahead of this rank in
-the script. So before rank 0 changes a path, it writes a note to the journal (`journal`) with the location of the old
-content. Until this rank reaches the change in the script, its lower layer has the old content at that path.
+A file of the upper layer hides the file of the disk. Rank 0 changes the disk itself, and may be ahead of this rank in
+the script: the journal (`journal`) has a note of each change, with the location of the old content. Until this rank
+reaches the change in the script, its lower layer has the old content at that path.
 """
 
 from __future__ import annotations

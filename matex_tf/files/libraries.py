@@ -1,12 +1,8 @@
 """Libraries that open files in C code, such as h5py and pyarrow: their functions receive the real paths of files.
 
-On ranks other than 0: such a rank writes to a private folder of its own, and its view finds a file in this folder or on
-the disk (`overlay`). Python's functions find files there, because `files.python` replaces these functions. C code does
-not, so the functions here give it the real path.
-
-On rank 0, which writes to the disk: paths stay as they are. Writes of h5py, netCDF4, Parquet and `memory_map` are noted
-in the journal, the list of rank 0's changes, from which the other ranks learn which content they should still see
-(`journal`). Writes of SQLite are noted without the functions here, by an audit event of Python.
+C code does not know a rank's view of the files (`overlay`). So on ranks other than 0 the functions here give it the
+real path, in the private folder or on the disk. On rank 0 paths stay as they are, and writes of h5py, netCDF4, Parquet
+and `memory_map` are noted in the journal (`journal`). Writes of SQLite are noted by an audit event of Python.
 """
 
 from __future__ import annotations

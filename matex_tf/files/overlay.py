@@ -1,9 +1,8 @@
 """The overlay: the writes of a rank other than 0 go to a private folder, and its reads see that folder first.
 
-All ranks run the same script and write the same files, so one set of real files suffices: rank 0's. This module holds
-the view of this rank (`view`), which finds a file in the private folder or on the disk, and makes the private files
-real if rank 0 is lost. Keys are canonical absolute paths. Callers of the view must be within
-`real_files.use_real_files`, because the view itself uses Python's file functions, which the library replaces.
+This module holds the view of this rank (`view`), and makes the private files real if rank 0 is lost. Keys are canonical
+absolute paths. Callers of the view must be within `real_files.use_real_files`, because the view itself uses Python's
+file functions, which the library replaces.
 """
 
 from __future__ import annotations

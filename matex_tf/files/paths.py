@@ -1,7 +1,7 @@
 """Paths of the script on ranks other than 0: the key of a path in this rank's view, and its real path.
 
-Such a rank writes to a private folder. Its view has two layers (`layers`): the files of this folder hide the files of
-the disk. The view names a file by its key, a canonical absolute path, and finds the real path in one of the layers.
+The view has two layers (`layers`): the files of the private folder hide the files of the disk. It names a file by its
+key, a canonical absolute path, and finds the real path in one of the layers.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """TensorFlow's files: `tf.io.gfile`, records, summaries, and the ops that read and write files.
 
-A rank other than 0 has a view of the files (`overlay`): it writes to a private folder, and reads from there or from the
-disk. TensorFlow's C++ code does not know the view. So the functions of TensorFlow that take a path, also the functions
-that create ops, are replaced: they pass the real path on. On rank 0 they note its writes in the journal (`journal`), by
-which the other ranks find the content of a file before a write.
+TensorFlow's C++ code does not know a rank's view of the files (`overlay`). So the functions of TensorFlow that take a
+path, also the functions that create ops, are replaced: they pass on the real path, in the private folder or on the
+disk. On rank 0, which has no view, they note its writes in the journal (`journal`).
 """
 
 from __future__ import annotations

@@ -53,9 +53,7 @@ def are_noted() -> bool:
 
 
 def note_obstacle(strategy: str, why: str) -> None:
-    """Record the reason against a strategy, as a key of `_obstacles`, for the predictions of `matex plan`; the first
-    reason counts.
-    """
+    """Record the reason against a strategy, a key of `_obstacles`, for `matex plan`. The first reason counts."""
     if are_measured():
         _obstacles.setdefault(strategy, why)
 
