@@ -78,7 +78,7 @@ class Layers:
             key = self._follow_links(key)
         else:
             key = os.path.join(self._follow_links(os.path.dirname(key)), os.path.basename(key))
-        is_excluded = any(path in self._excluded for path in journal_reader.list_parents(key))
+        is_excluded = not self._excluded.isdisjoint(journal_reader.list_parents(key))
         return None if self.is_left or is_excluded else key
 
     def strip_root(self, path: str) -> str:

@@ -78,10 +78,6 @@ def _has_files_of_disk(folder: Any) -> bool:
         return key is not None and os.path.isdir(key) and not overlay.get_own_view().has_only_own(key)
 
 
-def _is_file_system(value: Any) -> bool:
-    return hasattr(value, "open_input_file") or hasattr(value, "protocol")  # of pyarrow, or of fsspec
-
-
 def _find_database(name: Any, is_uri: bool) -> Any:
     """The real path of a database, next to which SQLite creates other files.
 
@@ -117,8 +113,10 @@ def _wrap_path_argument(name: str, index: int, mode: str) -> Any:
                     return [_find_place(item, mode) for item in path]
                 return _find_place(path, mode)
 
-            if any(map(_is_file_system, (*args[index + 1 :], *kwargs.values()))):
-                return original(*args, **kwargs)  # the path is one of another file system
+            # With a file system of pyarrow or of fsspec as an argument, the path is one of this file system.
+            other_arguments = (*args[index + 1 :], *kwargs.values())
+            if any(hasattr(value, "open_input_file") or hasattr(value, "protocol") for value in other_arguments):
+                return original(*args, **kwargs)
             return call_with_converted(original, args, kwargs, name, index, find_in_view)
 
         return function

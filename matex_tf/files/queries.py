@@ -206,11 +206,9 @@ def _scan_disk(original: Any, path: Any) -> _Entries:
         return _Entries([_Entry(os.fspath(path), entry.name, entry) for entry in entries])
 
 
-def _make_entries(path: Any, names: list[Any]) -> _Entries:
-    return _Entries([_Entry(os.fspath(path), name) for name in names])
-
-
-HOOKS.replace("os", "scandir", IF_HOOK_MISSING)(_wrap_listing(_scan_disk, _make_entries))
+HOOKS.replace("os", "scandir", IF_HOOK_MISSING)(
+    _wrap_listing(_scan_disk, lambda path, names: _Entries([_Entry(os.fspath(path), name) for name in names]))
+)
 HOOKS.replace("os", "listdir", IF_HOOK_MISSING)(
     _wrap_listing(lambda original, path: original(path), lambda path, names: names)
 )

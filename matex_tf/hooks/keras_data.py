@@ -66,7 +66,7 @@ def _prepare(arguments: dict[str, Any], trains: bool) -> None:
     if is_weak and (batch_size or not steps):
         factor = world.get_world().trainers
         weak_scaling.say_weak("the batch given to fit is each rank's own")
-    elif is_weak:
+    elif is_weak:  # with `steps_per_epoch` and no batch size, the number of steps stays
         weak_scaling.say_steps_decide()
     if not are_own:
         if factor > 1:

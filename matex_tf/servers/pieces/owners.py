@@ -116,10 +116,8 @@ def note_hosts(link: tuple[float, float] | None) -> None:
         / memory.MARGIN
         for node in nodes
     }
-    first_link = properties[0][1]
-    network = (
-        fit_link(first_link[0], first_link[1], len(free_by_node)) if first_link and len(free_by_node) > 1 else None
-    )
+    first_link = properties[0][1] if len(free_by_node) > 1 else None  # on one node there is no link
+    network = fit_link(first_link[0], first_link[1], len(free_by_node)) if first_link else None
     _known_hosts[:] = [Hosts(nodes, free_by_node, network)]
 
 

@@ -37,7 +37,6 @@ class _UpdateBytes:
     why_not: str  # the reason why these could not; "" if all slots could be sharded
 
 
-_NO_FUNCTION = "no tf.function updates its weights by an optimizer of Keras, as with tf.compat.v1"
 _noted: weakref.WeakKeyDictionary[Any, _UpdateBytes] = weakref.WeakKeyDictionary()  # by optimizer
 _obstacles: dict[str, str] = {}  # the reason against a strategy: "sharded", "async" or "local"
 
@@ -102,9 +101,8 @@ def _note_eager(optimizer: Any) -> None:
 
 
 def _note_trained(plan: Any) -> None:
-    """Eager code, or the run of a session, has changed weights."""
-    if plan is None:
-        note_obstacle("sharded", _NO_FUNCTION)
+    if plan is None:  # eager code, or the run of a session
+        note_obstacle("sharded", "no tf.function updates its weights by an optimizer of Keras, as with tf.compat.v1")
 
 
 def _mark_end() -> None:
