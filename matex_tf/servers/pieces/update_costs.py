@@ -170,8 +170,8 @@ def _measure_sums(program: Program) -> Iterator[int]:
 def count_bytes(optimizer: Any) -> tuple[int, int]:
     """The bytes of weights and slots of an optimizer that could be sharded. (0, 0): none, or no step is planned yet."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)  # of an optimizer that scales the loss
-    update = None if inner is None else _noted.get(inner)
-    return (0, 0) if update is None else (update.weights, update.slots)
+    # By identity: a script may keep a list of optimizers here, which cannot be a key.
+    return next(((update.weights, update.slots) for noted, update in _noted.items() if noted is inner), (0, 0))
 
 
 def describe_updates() -> dict[str, Any]:
