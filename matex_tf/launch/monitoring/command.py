@@ -13,6 +13,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from matex_tf.deploy.command import NAMESPACE
 from matex_tf.launch.monitoring.job_watch import JobWatch, WatchedState, find_run_folder
 from matex_tf.monitor import picture, recording, waits
 from matex_tf.monitor.prometheus import format_metrics
@@ -24,7 +25,6 @@ from matex_tf.tune.report import page as search_page
 from matex_tf.tune.setup import NoSearchError
 from matex_tf.world import child_process
 
-NAMESPACE = click.option("--namespace", default="", metavar="NAMESPACE", help="Kubernetes: the namespace.")
 _PAUSE = 1.0  # seconds between two displays
 _METRICS_PAUSE = 15.0  # seconds; the usual scrape interval of Prometheus
 _LINES = 40  # height of the display without a terminal
