@@ -49,11 +49,8 @@ def gather_facts() -> Facts:
     settings_error: str | None = None
     try:
         current_settings = settings.Settings(os.environ)
-        limit = (
-            f"{current_settings.files_bytes} bytes a rank"
-            if current_settings.files_bytes
-            else "half of what is free there"
-        )
+        max_bytes = current_settings.files_bytes
+        limit = f"{max_bytes} bytes a rank" if max_bytes else "half of what is free there"
         rank_files = f"in {private_folder.choose_parent()}, at most {limit}"
         rows += [("compression", describe_compression(current_settings)), ("rank files", rank_files)]
     except errors.SettingError as error:

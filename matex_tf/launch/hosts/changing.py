@@ -51,8 +51,8 @@ class Changes:
         applied_change, self._pending = self._pending, None
         if applied_change is None:
             return 0.0
-        seconds = applied_change.change.saving_seconds + time.monotonic() - applied_change.left_at
         change = applied_change.change
+        seconds = change.saving_seconds + time.monotonic() - applied_change.left_at
         self._say(f"--adapt: {change.what} from {change.saved_at} on: {change.why}. The change took {seconds:.1f} s")
         self.offer = replace(self.offer, restart_seconds=seconds)
         return seconds
@@ -112,14 +112,12 @@ class Changes:
             return None
         self._pending = None
         self.forget_last()
-        if applied_change.reduced_host is not None and applied_change.change.undoes:  # the change gave the rank back
-            self._places.drop_rank(applied_change.reduced_host)
-        elif applied_change.reduced_host is not None:
-            self._places.restore_rank(applied_change.reduced_host)
-        self._say(
-            f"--adapt: {applied_change.change.what}: the run ended before its first step ({reason}); continuing as "
-            "before"
-        )
+        change, reduced_host = applied_change.change, applied_change.reduced_host
+        if reduced_host is not None and change.undoes:  # the change gave the rank back: the host loses it again
+            self._places.drop_rank(reduced_host)
+        elif reduced_host is not None:
+            self._places.restore_rank(reduced_host)
+        self._say(f"--adapt: {change.what}: the run ended before its first step ({reason}); continuing as before")
         return self._places.keep_hosts(applied_change.before)
 
     def forget_last(self) -> None:
