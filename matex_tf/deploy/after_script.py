@@ -18,7 +18,9 @@ from matex_tf import arguments
 from matex_tf.deploy.kinds import KINDS
 
 _ALLOWED_BEFORE_SCRIPT = {*KINDS, "is_module", "dry_run", "no_follow", "script", "help"}
-"""Parameters that may precede the script although the job options follow it."""
+"""Parameters of click that may precede the script although the job options follow it: `matex submit --slurm --dry-run
+train.py --nodes 4`.
+"""
 _SIMILARITY_CUTOFF = 0.8  # of a word that counts as a misspelt option, see `arguments.find_similar`
 
 
@@ -34,6 +36,7 @@ class SubmitCommand(click.Command):
             return super().parse_args(ctx, self._move_job_options(ctx, args))
         except click.NoSuchOption as error:
             name = error.option_name
+            # A word similar to an option of `matex submit` is probably that option, misspelt, as click's message says.
             if "--slurm" not in args or arguments.find_similar(name, error.possibilities or (), _SIMILARITY_CUTOFF):
                 raise
             raise click.UsageError(f"there is no option {name}. For an option of sbatch: --sbatch={name}...") from None

@@ -54,7 +54,6 @@ class Here:
         self.job = Job(str(self._child.pid), str(folder))
 
     def find_state(self, job: Job) -> State:
-        """The state of the run."""
         exit_code = self._child.poll()
         if exit_code is None:
             return State(RUNNING, "RUNNING here")
@@ -66,7 +65,6 @@ class Here:
         return following.follow_job(job, lambda: self.find_state(job), run_folder.make_reader(job.folder), shows_output)
 
     def cancel_job(self, job: Job) -> None:
-        """End the run."""
         self._child.send_signal(signal.SIGTERM)
         self._child.wait()
 
@@ -162,7 +160,8 @@ def launch(
 
     `launch` returns at once. `ranks` is optional with a cluster; if given, they are distributed evenly over its nodes.
     `restarts`, `adapt` (True or "ranks"), `strategy` and `elastic` are options of `matex run`; `run` has further
-    options, each as it is typed ("--profile"). `env`: environment variables of the run.
+    options, each as it is typed ("--profile"). By default there are no restarts on this machine, and those of `cluster`
+    there. `env`: environment variables of the run.
 
     Raises:
         FileNotFoundError: the script does not exist on this machine.
@@ -206,7 +205,7 @@ def _list_run_options(adapt: bool | str, strategy: str, elastic: bool, run: str 
     if adapt not in (False, "off"):  # True, "on" or "ranks"
         options.append("--adapt=ranks" if adapt == "ranks" else "--adapt=on")
     if strategy:
-        options.append(shlex.quote(f"--strategy={strategy}"))
+        options.append(shlex.quote(f"--strategy={strategy}"))  # because `Options.run` is in shell syntax
     if elastic:
         options.append("--elastic")
     if isinstance(run, str):

@@ -16,6 +16,7 @@ SHARED_BYTES = 16 << 20  # the shared memory that each rank of Open MPI 5 requir
 
 _TIMEOUT = 120  # seconds in which a child must answer
 
+# "path" is the shortest name of a loaded libmpi*, such as libmpi.so.40 beside libmpi_usempif08.so.
 MPI_LIBRARY = """
 import json, os, mpi4py
 mpi4py.rc.initialize = False

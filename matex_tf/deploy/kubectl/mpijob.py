@@ -97,6 +97,7 @@ def format_job(options: Kubernetes, target: Sequence[str], name: str) -> str:
     }
     if options.time:
         run_policy["activeDeadlineSeconds"] = parse_time(options.time)
+    # The annotation has the job's name as the user wrote it, for `kubectl describe`.
     metadata: dict[str, Any] = {"name": name, "annotations": {"matex-tf/name": options.name}}
     if options.namespace:
         metadata["namespace"] = options.namespace

@@ -107,7 +107,7 @@ class JobWatch:
 
     def _may_go_on(self) -> bool:
         """Whether the job may still start, or be restarted."""
-        if Path(self._folder, run_folder.EXIT_CODE).exists():
+        if Path(self._folder, run_folder.EXIT_CODE).exists():  # the job script has ended
             return False
         if time.monotonic() >= self._next_query_at:
             try:
@@ -118,8 +118,7 @@ class JobWatch:
                 self._is_scheduler_absent = True
             finally:
                 self._next_query_at = time.monotonic() + QUERY_INTERVAL
-        # It may not if the job has ended, is unknown to the scheduler, or waits for a condition that does not arise by
-        # itself (STUCK). Without an answer, the job may still start.
+        # STUCK: the job waits for a condition that does not arise by itself. Without an answer, it may still start.
         return self._state is None or self._state.phase not in (ENDED, FORGOTTEN, STUCK)
 
     def _describe_job(self) -> str:
