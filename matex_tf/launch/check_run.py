@@ -124,9 +124,7 @@ def run_once(
     """Run `target` by `command`, which starts `ranks` ranks, in a mirror of `source`, for `steps` training steps.
 
     `folder` is a new folder for the mirror, and for the records: the files in which the ranks write their weights and
-    figures. The stderr of the run goes to the terminal.
-
-    Raises click.UsageError, see `make_mirror`.
+    figures. The stderr of the run goes to the terminal. Raises click.UsageError, see `make_mirror`.
     """
     mirror_path, records_path = folder / "mirror", folder / "records"
     records_path.mkdir(parents=True)
@@ -236,15 +234,10 @@ def format_table(rows: Sequence[Row], ranks: int, alone: Outcome, together: Outc
 
 
 def check_script(
-    ranks: int,
-    target: Sequence[str],
-    alone: Sequence[str],
-    together: Sequence[str],
-    steps: int,
-    may_share: bool = False,
-    parent: str | os.PathLike[str] | None = None,
-) -> int:
-    """Run `target` by both commands for `steps` training steps and print the table. Returns 1 if anything differs.
+    ranks: int, target: Sequence[str], alone: Sequence[str], together: Sequence[str], steps: int,
+    may_share: bool = False, parent: str | os.PathLike[str] | None = None,
+) -> int:  # fmt: skip
+    """Run `target` by the commands `alone` and `together`, and print the table. Returns 1 if anything differs.
 
     `parent` is a folder for the mirrors, which all hosts see; None, a temporary folder, if all ranks run on this host.
 

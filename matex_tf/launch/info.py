@@ -146,8 +146,8 @@ def format_hooks() -> str:
     return "\n".join(lines) + "\n"
 
 
-def list_rows(facts: Facts) -> list[tuple[str, str]]:
-    """The lines of the report, as label and text."""
+def format_report(facts: Facts) -> str:
+    """The text of `matex info`."""
     lines = [("matex_tf", f"{__version__}, Python {platform.python_version()} ({sys.executable})")]
     if "error" not in facts.tensorflow:
         lines.append(("TensorFlow", f"{facts.tensorflow['tensorflow']}, Keras {facts.tensorflow['keras']}"))
@@ -164,18 +164,12 @@ def list_rows(facts: Facts) -> list[tuple[str, str]]:
     cpus = [cpu for core in facts.cores for cpu in core]
     visible_gpus = len(facts.tensorflow.get("gpus", []))
     has_gpus = facts.gpus or visible_gpus
-    return [
-        *lines,
+    lines += [
         ("cores", f"{len(facts.cores)} (CPUs {placement.format_cpu_list(cpus)})"),
         ("GPUs", f"{facts.gpus} on this machine, {visible_gpus} seen by TensorFlow" if has_gpus else "none"),
         ("strategies", ", ".join(settings.STRATEGIES)),
         *facts.other_rows,
     ]
-
-
-def format_report(facts: Facts) -> str:
-    """The text of `matex info`."""
-    lines = list_rows(facts)
     width = max(len(label) for label, _ in lines)
     text = "".join(f"{label:<{width}}  {value}\n" for label, value in lines)
     complaints = find_complaints(facts)

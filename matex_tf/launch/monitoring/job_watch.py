@@ -37,11 +37,13 @@ def find_run_folder(run: str, namespace: str = "") -> str:
     Raises:
         RecordingError: the job or its folder is unknown, or this machine does not see the folder.
     """
-    if run.isascii() and run.isdigit() and not os.path.isdir(run):
+    if os.path.isdir(run):
+        return run
+    if run.isascii() and run.isdigit():
         return _find_folder_of_number(run)
     may_be_kubernetes = mpijob.is_name(run) and (namespace or shutil.which("kubectl") is not None)
-    if os.path.isdir(run) or not may_be_kubernetes:
-        return run
+    if not may_be_kubernetes:
+        return run  # a folder that does not exist; the reader of its records says so
     try:
         return kubernetes.find_records(Job(run, namespace=namespace))
     except JobError as error:

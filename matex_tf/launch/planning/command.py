@@ -33,17 +33,13 @@ from matex_tf.planner.plan_file import PlanFileError
     f"second as 20e-6:3e9. Default: as an earlier run measured it, else {planning.DEFAULT_NETWORK}.",
 )  # fmt: skip
 @click.option(
-    "--host", "hosts", default="", metavar="A,B",
-    help="Start ranks on these hosts: two to time the network, with --check enough for all ranks.",
-)  # fmt: skip
-@click.option("--scaling", type=click.Choice(["strong", "weak"]), help="As MATEX_SCALING.")
-@click.option(
-    "--batch", type=NUMBERS, metavar="ROWS,...", help="Predict other global batches, too; they change the training."
+    "--host", "hosts", default="", metavar="A,B", help="Hosts for ranks that time the network, and for --check."
 )
+@click.option("--scaling", type=click.Choice(["strong", "weak"]), help="As MATEX_SCALING.")
+@click.option("--batch", type=NUMBERS, metavar="ROWS,...", help="Also predict for other global batches.")
 @click.option(
-    "--target", type=click.FloatRange(0, 1), default=choice.TARGET,
-    help="Choose the fastest number of ranks that has this efficiency.",
-)  # fmt: skip
+    "--target", type=click.FloatRange(0, 1), default=choice.TARGET, help="The least efficiency of the chosen ranks."
+)
 @click.option("--deadline", type=TIME, help="Choose the fewest ranks that train --epochs in this time: 6h.")
 @click.option("--epochs", type=make_count("epochs"), help="With --deadline: the number of epochs.")
 @click.option(
