@@ -64,7 +64,6 @@ class Kubernetes(Options):
             check_variables(text.partition("=")[0] for text in self.env)
 
     def add_variables(self, variables: Mapping[str, str]) -> Kubernetes:
-        """A copy with additional environment variables for the run."""
         return replace(self, env=(*self.env, *(f"{name}={value}" for name, value in variables.items())))
 
     def name_folder(self, name: str) -> str:

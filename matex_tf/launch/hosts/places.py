@@ -59,6 +59,7 @@ class Places:
         Raises OSError or ValueError if a host file cannot be read.
         """
         if self.follows_files:
+            # {}: the environment, from which `__init__` takes the hosts of a batch system, does not change.
             self.known = host_lists.list_hosts(self.first.options, {}) or self.known
         return self.known
 
