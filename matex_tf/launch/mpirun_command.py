@@ -138,6 +138,7 @@ def choose_options(
             options += ["-x", f"{name}={value}"]
         if not is_local:
             for name, seconds in KEEPALIVE.items():
+                # As a variable the name has a prefix, such as OMPI_MCA_.
                 if name not in user_options and not any(variable.endswith(name) for variable in environment):
                     options += ["--prtemca" if mpirun.major >= 5 else "--mca", name, str(seconds)]
             # Open MPI forwards only the named variables to other hosts.

@@ -130,7 +130,7 @@ class RestartedRun:
             return EXIT_REQUEUE
         if kind == INTERRUPTED:
             return self._report_interrupt(self._received_signals & _INTERRUPTS)
-        if kind == LOST:
+        if kind == LOST:  # `_run_attempts` has reported it
             return code or EXIT_UNPROVED
         if kind == STOPPED and code != 0:
             self._say(

@@ -179,7 +179,7 @@ class Scheduler(abc.ABC):
                 raise
         except UnreachableError as error:
             raise UnreachableError(f"{error}: {queue_advice}") from None
-        except KeyboardInterrupt:
+        except KeyboardInterrupt:  # the command goes on, and may queue the job (`_ask`)
             following.print_line(queue_advice)
             raise
         except Exception:

@@ -60,13 +60,13 @@ class Changes:
     def make_change(
         self, change: Change, left_at: float, attempt: Attempt, make_attempt: Callable[[Change], Attempt]
     ) -> Attempt:
-        """The next attempt: `attempt`, which the ranks left at the time `left_at`, with `change`.
+        """Apply `change` to `attempt`, which the ranks left at the time `left_at`. Returns the next attempt.
 
         If the change undoes the last one, the attempt before that one is made again. If it drops a rank of a host that
         is not listed, nothing changes. Else `make_attempt` returns the new attempt.
         """
         last_change = self._last
-        self.forget_last()
+        self.forget_last()  # only the newest change can be undone
         if change.undoes and last_change is not None:
             self._pending = _AppliedChange(change, attempt, left_at, last_change.reduced_host)
             return self._undo_change(last_change, attempt)

@@ -48,7 +48,7 @@ def show_picture(folder: str) -> Iterator[None]:
         replaced_descriptors = []
     child = subprocess.Popen(
         [sys.executable, "-m", "matex_tf.launch.monitoring.live", folder, str(reader)], pass_fds=[reader],
-        stdin=subprocess.DEVNULL, stdout=None if replaced_descriptors else 2,
+        stdin=subprocess.DEVNULL, stdout=None if replaced_descriptors else 2,  # 2: status lines, to standard error
     )  # fmt: skip
     os.close(reader)
     originals = [os.dup(descriptor) for descriptor in replaced_descriptors]
