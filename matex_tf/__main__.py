@@ -20,8 +20,8 @@ def _record_exit_code() -> Iterator[None]:
     """A context that records the exit code of the SystemExit that leaves it; a SystemExit that the script catches has
     no effect.
 
-    At the end of Python, `shutdown.end_rank` compares the recorded codes of all ranks; Python itself does not tell the
-    code. Another exception is left to `sys.excepthook`, which ends all ranks with a code of its own.
+    At the end of Python, all ranks exchange their recorded codes (`shutdown.end_rank`), which Python itself does not
+    tell. Another exception is left to `sys.excepthook`, which ends all ranks with a code of its own.
     """
     exit_codes.mark_watched()  # from here, calls of `sys.exit` are not recorded
     try:
