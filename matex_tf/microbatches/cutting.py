@@ -123,12 +123,11 @@ def _find_obstacle(node: Node) -> str:
         return EFFECT
     if node.bodies and is_compiled(node.op):
         return COMPILED
-    if node.decision.communicates or any(body.has_collectives or body.takes_batch for body in node.bodies):
+    if node.decision.communicates or any(body.has_collectives for body in node.bodies):
         return COLLECTIVE
     if node.bodies:
-        return next(
-            (why for body in node.bodies for inner_node in body.nodes if (why := _find_obstacle(inner_node))), ""
-        )
+        obstacles = (_find_obstacle(inner_node) for body in node.bodies for inner_node in body.nodes)
+        return next(filter(None, obstacles), "")
     is_pure = node.type == CONVERTED_SUM or not is_stateful(node.type) or node.type in read_only_types()
     return "" if is_pure else EFFECT
 
@@ -196,14 +195,11 @@ def _find_refused(program: Program, positions: dict[int, _Position]) -> dict[int
     """The ids of ops in regions whose inputs cannot be sliced, or whose results cannot be combined, with the reason."""
     why_refused: dict[int, str] = {}
     for value, need, user in _list_crossings(program, positions):
-        # A value from a region, to which the results of parts cannot be combined:
-        source, position = value.node, positions.get(id(value.node))  # None for an input of the program
-        if source is not None and position is not None and position.is_in_region and not _can_leave(value):
-            why_refused[id(source)] = LISTED
-        # A value for a region, which the region cannot slice:
-        is_whole = value.placement.is_replicated or needs_exchange(value.placement, need)
-        is_sliced = user is not None and positions[id(user)].is_in_region and not is_whole
-        if is_sliced and not _can_enter(value.placement):
+        position = positions.get(id(value.node))  # None for an input of the program
+        if position is not None and position.is_in_region and not _can_leave(value):
+            why_refused[id(value.node)] = LISTED
+        is_whole = _find_input_placement(value, need) == WHOLE
+        if user is not None and positions[id(user)].is_in_region and not is_whole and not _can_enter(value.placement):
             why_refused[id(user)] = LISTED
     return why_refused
 
