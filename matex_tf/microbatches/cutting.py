@@ -12,7 +12,8 @@ region that needs a result of it is in the next stage. The ops on rows of one st
 A program (`rewrite.programs`) has the ops of a step's graph. A `Node` of it is an op, a `Value` a tensor with its
 placement. The `Decision` of a node has the placements that the op needs for its inputs (`needs`), and those of its
 outputs. A `need` is one of `needs`; None: the input's own placement. Another placement may take a collective
-(`needs_exchange`).
+(`needs_exchange`). Two kinds of placements are not in docs/concepts.md: LIST, a TensorList whose items have a
+placement, and SIZES, the numbers of a tensor's shape, of which some count this rank's rows.
 """
 
 from __future__ import annotations
@@ -91,7 +92,9 @@ def cut(program: Program, make_emit: Callable[[Region], Any], left_out: list[Lef
 
 
 def _is_end_of_rows(node: Node) -> bool:
-    """Whether an op takes rows and returns none. Such an op runs early, so that the rows need not stay in memory."""
+    """Whether an op takes rows and returns none, such as a sum over rows or `tf.shape`. Such an op runs early, so that
+    the rows need not stay in memory.
+    """
     return _has_rows_of_rank(node) and all(
         placement.kind in (PARTIAL, REPLICATED, SIZES) for placement in node.decision.gives
     )
@@ -103,7 +106,7 @@ def _has_rows(placement: Placement) -> bool:
 
 
 def _has_rows_of_rank(node: Node) -> bool:
-    """Whether an input has rows of this rank only."""
+    """Whether an op takes an input of which this rank has only its rows, and that no collective makes whole."""
     inputs = [(value.placement, need) for value, need in zip(node.inputs, node.decision.needs)]
     return any(_has_rows(placement) and not needs_exchange(placement, need) for placement, need in inputs)
 
@@ -118,7 +121,9 @@ def _is_on_rows(node: Node) -> bool:
 
 def _find_obstacle(node: Node) -> str:
     """The reason why an op cannot run part by part; empty if it can."""
-    # `is_reused`: the copy of the step takes the outputs of the script's own op. `is_batch`: the op gives the batch.
+    # A reused op is the script's own op, which the copy of the step does not build: no loop can contain it. An op that
+    # takes the batch moves an iterator on. But an op of the same type that takes rows of this rank (from an optional,
+    # as gradients of branches do) only reads them.
     if node.is_reused or (is_batch(node) and not _has_rows_of_rank(node)):
         return EFFECT
     if node.bodies and is_compiled(node.op):
@@ -128,12 +133,16 @@ def _find_obstacle(node: Node) -> str:
     if node.bodies:
         obstacles = (_find_obstacle(inner_node) for body in node.bodies for inner_node in body.nodes)
         return next(filter(None, obstacles), "")
+    # The conversion of a sum, without a collective, returns its input. TensorFlow knows no such type, so `is_stateful`
+    # is true for it.
     is_pure = node.type == CONVERTED_SUM or not is_stateful(node.type) or node.type in read_only_types()
     return "" if is_pure else EFFECT
 
 
 def _list_used(node: Node) -> Iterator[tuple[Value, Placement | None]]:
-    """The inputs of an op and their needs; without numbers that follow from the slice, not from a tensor (`paths`)."""
+    """The inputs of an op and their needs, without inputs whose tensor the op does not use: numbers of rows, which the
+    copy computes from its slice (`paths`).
+    """
     for value, need in zip(node.inputs, node.decision.needs):
         if paths.uses_tensor(value, need):
             yield value, need
@@ -192,7 +201,9 @@ def _list_needed(node: Node) -> Iterator[Node]:
 
 
 def _find_refused(program: Program, positions: dict[int, _Position]) -> dict[int, str]:
-    """The ids of ops in regions whose inputs cannot be sliced, or whose results cannot be combined, with the reason."""
+    """The ids of ops that cannot be in their regions, with the reason: the region cannot slice an input that comes from
+    outside, or cannot combine the parts' results to a value that is used outside.
+    """
     why_refused: dict[int, str] = {}
     for value, need, user in _list_crossings(program, positions):
         position = positions.get(id(value.node))  # None for an input of the program
@@ -221,24 +232,33 @@ def _list_crossings(
 
 
 def _can_enter(placement: Placement) -> bool:
-    """Whether a region can slice a value with this placement."""
+    """Whether a region can take a value with this placement: it has no rows, or the rows of a part can be found in it.
+
+    If a mask has selected rows (`Rows.chosen`), nobody knows how many of them belong to a part.
+    """
     if placement.kind == LIST:
-        return not _has_rows(placement)
+        return not _has_rows(placement)  # no op slices the items of a list
     if placement.kind == SIZES:
         return all(size.rows is None or size.rows.chosen is None for size in placement.sizes)
     return placement.kind != SHARDED or (placement.rows.chosen is None and _has_known_blocks(placement))
 
 
 def _can_leave(value: Value) -> bool:
-    """Whether the results of parts can be combined to this value."""
+    """Whether the results of parts can be combined to this value. Rows that a mask has selected can: each part's
+    selected rows follow the previous part's.
+    """
     placement = value.placement
-    if value.dtype.name in _HANDLES:
+    if value.dtype.name in _HANDLES:  # also lists: no op concatenates their items' rows
         return False
     return placement.kind in (PARTIAL, REPLICATED, SIZES) or (placement.is_sharded and _has_known_blocks(placement))
 
 
 def _has_known_blocks(placement: Placement) -> bool:
-    """Whether a part's entries can be found in each block (`Rows.blocks`)."""
+    """Whether a part's entries can be found in each block of the axis with rows.
+
+    `Rows.blocks` has the number of entries for each row, by block. For two concatenated batches, (1, 1), a part has
+    entries in both. For a single block the number may be unknown (None): it follows from the length of the axis.
+    """
     return len(placement.rows.blocks) == 1 or None not in placement.rows.blocks
 
 
@@ -320,7 +340,8 @@ class _Rebuilt:
 def _find_input_placement(value: Value, need: Placement | None) -> Placement | None:
     """The placement in which a region takes a value (`Region.takes`).
 
-    WHOLE if a collective or a conversion before the region makes the value whole; None: its own placement.
+    WHOLE if a collective, or a conversion of this rank's sizes to the script's, makes the value whole before the
+    region. None: its own placement. From a replicated value, ops of the region can take their part's rows.
     """
     if value.placement.is_replicated:
         return None
