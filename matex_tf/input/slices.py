@@ -91,30 +91,30 @@ class Batch:
 
     def __init__(self, source: Any, element: Sequence[Any]):
         self.source = source
-        first, count, self.total, contributes, self.ticket_digest = (
+        first, count, total, contributes, self.ticket_digest = (
             number.numpy().item() for number in element[: batches.NUMBERS]
         )
         rows_end = batches.NUMBERS + len(source.batch_specs)
-        self._numbers = element[: batches.NUMBERS - 1]  # without the digest
         self._rows, self._ticket = list(element[batches.NUMBERS : rows_end]), list(element[rows_end:])
-        self._bounds = batches.Bounds(first, count, contributes)
         self._whole: list[Any] | None = None
         self._error: Exception | None = None
         row_counts = {
             tensor.shape.as_list()[0] for tensor, is_rows in zip(self._rows, source.batches.are_rows) if is_rows
         }
-        # For an uneven batch, `deal_rows` makes all rows. `total` is the number of rows of the first component, so a
-        # larger `count` shows that another component is longer.
-        self.is_even = len(row_counts) == 1 and count <= self.total
+        self.is_even = len(row_counts) == 1
+        # `total` and `count` are those of the ticket, whose components may have other lengths than these rows: a map
+        # may have dropped a component. `deal_rows` then makes all rows.
+        has_all_rows = first == 0 and count >= total
+        self.total = max(row_counts) if has_all_rows else total
+        self._bounds = batches.Bounds(first, self.total if has_all_rows else count, contributes)
 
     def take_slice(self, ratios: Any = None) -> list[Any]:
         if self._error is not None:
             raise self._error
         self.source.work_on(ratios)  # from now on, the iterator makes slices of these ratios ahead
         bounds = batches.find_bounds(self.total, ratios)
-        if bounds == self._bounds:  # the rows that were made; `pad_alike` pads them to the longest row of all ranks
-            return [*self.source.pad_alike(self._rows), *self._numbers]
-        return [*self.source.pad_alike(self._make(bounds)), *batches.make_numbers(bounds, self.total)]
+        rows = self._rows if bounds == self._bounds else self._make(bounds)
+        return [*self.source.pad_alike(rows), *batches.make_numbers(bounds, self.total)]
 
     def _make(self, bounds: batches.Bounds) -> list[Any]:
         """The flat tensors with other rows than were made."""
@@ -126,7 +126,7 @@ class Batch:
         return (self._bounds.first, self._bounds.number) == (0, self.total)
 
     def take_whole(self) -> list[Any]:
-        if not self.is_even or self._has_all_rows():
+        if self._has_all_rows():
             return self._rows
         if self._whole is None:
             self._whole = self._make(batches.Bounds(0, self.total, True))

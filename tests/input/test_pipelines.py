@@ -248,6 +248,17 @@ def test_each_rank_works_on_its_rows(name, ranks, files):
         assert all(of_rank == digests[0] for of_rank in digests)
 
 
+@pytest.mark.parametrize("sizes", [(8, 5), (5, 8)])
+@pytest.mark.parametrize("kept", [0, 1])
+def test_components_that_a_map_drops_do_not_count(sizes, kept):
+    kinds = (tf.TensorSpec([None], tf.int64),) * 2
+    data = tf.data.Dataset.from_generator(lambda: iter([tuple(map(np.arange, sizes))]), output_signature=kinds)
+    source = shared_batches.find_source(data.map(lambda *components: components[kept] * 2))
+    source._set_deal([1, 1, 1, 1])  # rank 1 of 2
+    taken = batches.find_shared_batches(source.iterate(tf.data.Dataset.__iter__)).take()
+    assert taken.is_even and taken.total == len(taken.take_whole()[0]) == sizes[kept]
+
+
 DIGESTED = {
     "a draw": lambda batch: batch.map(lambda row: (row, tf.random.uniform([], seed=3))),
     "a draw, cached": lambda batch: batch.map(lambda row: (row, tf.random.uniform([], seed=3))).cache(),

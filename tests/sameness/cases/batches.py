@@ -70,6 +70,31 @@ def components_of_other_sizes():
     return [*model_losses, w.numpy()]
 
 
+def components_that_a_map_drops():
+    """A map drops a component that has more rows, or fewer."""
+    w = tf.Variable(W)
+
+    def train(x):
+        loss = tf.reduce_mean(tf.tanh(x @ w))
+        w.assign_sub(0.1 * tf.gradients(loss, w)[0])
+        return loss
+
+    step = tf.function(lambda iterator: train(next(iterator)))
+
+    @tf.function
+    def loop(dataset):
+        for x in dataset:
+            train(x)
+
+    losses = []
+    for size in (4, 7):
+        x, y = batch(X, 27), batch(Y, 27, size)
+        for data in (tf.data.Dataset.zip(x, y).map(lambda x, _: 2 * x), tf.data.Dataset.zip(y, x).map(lambda _, x: -x)):
+            losses.append(step(iter(data)))
+            loop(data)
+    return [*losses, w.numpy()]
+
+
 class Both(keras.Model):
     def train_step(self, data):
         x, (z, y) = data
@@ -322,6 +347,7 @@ def sequences():
 CASES = [
     end_of_data,
     components_of_other_sizes,
+    components_that_a_map_drops,
     fit_of_other_sizes,
     captured_iterator,
     two_batches_a_step,
