@@ -303,12 +303,8 @@ class _Rebuilt:
     def _find_controls(self, nodes: Sequence[Node]) -> list[Node]:
         """The new nodes that `nodes` wait for, without `nodes` themselves."""
         own_ids = set(map(id, nodes))
-        controls_by_id = {
-            id(control): control for node in nodes for control in node.controls if id(control) not in own_ids
-        }
-        return list(
-            dict.fromkeys(self._nodes.get(control_id, control) for control_id, control in controls_by_id.items())
-        )
+        controls = [control for node in nodes for control in node.controls if id(control) not in own_ids]
+        return list(dict.fromkeys(self._nodes.get(id(control), control) for control in controls))
 
     def _make_region(self, nodes: list[Node], used_ids: set[int], awaited_ids: set[int]) -> Node:
         """The node of a region, which has its own copies of constants.
