@@ -21,7 +21,7 @@ from __future__ import annotations
 import copy as copies
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from matex_tf.rewrite import paths, waves
@@ -59,8 +59,8 @@ class Region(NamedTuple):
 
 def list_kept(regions: Sequence[Region]) -> list[Value]:
     """Values with rows that one region computes and another takes. The rows of all parts stay in memory."""
-    inputs = {id(value) for region in regions for value, need in region.takes if need is None}
-    return [value for region in regions for value in region.gives if id(value) in inputs and _has_rows(value.placement)]
+    inputs = {value for region in regions for value, need in region.takes if need is None}
+    return [value for region in regions for value in region.gives if value in inputs and _has_rows(value.placement)]
 
 
 class LeftOut(NamedTuple):
@@ -80,14 +80,12 @@ def cut(program: Program, make_emit: Callable[[Region], Any], left_out: list[Lef
     nodes = sorted(program.nodes, key=lambda node: node.level)
     program = dataclasses.replace(program, nodes=nodes)
     # Find the regions. An op that cannot be in its region moves other ops to other positions: find them again.
-    why_outside = {id(node): why for node in nodes if (why := _find_obstacle(node))}
+    why_outside = {node: why for node in nodes if (why := _find_obstacle(node))}
     positions = _find_positions(nodes, why_outside)
     while why_refused := _find_refused(program, positions):
         why_outside.update(why_refused)
         positions = _find_positions(nodes, why_outside)
-    left_out += [
-        LeftOut(node, why_outside[id(node)]) for node in nodes if id(node) in why_outside and _has_rows_of_rank(node)
-    ]
+    left_out += [LeftOut(node, why_outside[node]) for node in nodes if node in why_outside and _has_rows_of_rank(node)]
     return _Rebuilt(program, positions, make_emit).program
 
 
@@ -156,38 +154,35 @@ class _Position(NamedTuple):
     is_in_region: bool
 
 
-def _find_positions(nodes: Sequence[Node], outside_ids: Any) -> dict[int, _Position]:
-    """The position of each node, by its id.
+def _find_positions(nodes: Sequence[Node], outside: Container[Node]) -> dict[Node, _Position]:
+    """The position of each node.
 
     A region has the ops on rows, and the ops between them, which need an op on rows and are needed by one.
 
     nodes: in the order of levels; a node comes after its inputs.
-    outside_ids: ids of ops that are in no region.
+    outside: ops that are in no region.
     """
-    needed_nodes = {id(node): list(_list_needed(node)) for node in nodes}
-    ids_on_rows = {id(node) for node in nodes if id(node) not in outside_ids and _is_on_rows(node)}
+    needed_nodes = {node: list(_list_needed(node)) for node in nodes}
+    on_rows = {node for node in nodes if node not in outside and _is_on_rows(node)}
     # Backward: the ops on rows, and the ops of the same level that these need, directly or not.
-    ids_before_rows = set(ids_on_rows)
+    before_rows = set(on_rows)
     for node in reversed(nodes):
-        if id(node) in ids_before_rows:
-            ids_before_rows.update(map(id, needed_nodes[id(node)]))
+        if node in before_rows:
+            before_rows.update(needed_nodes[node])
     # Forward: the ops that need ops on rows, directly or not, and the position of each op.
-    ids_after_rows: set[int] = set()
-    positions: dict[int, _Position] = {}
+    after_rows: set[Node] = set()
+    positions: dict[Node, _Position] = {}
     for node in nodes:
-        node_id = id(node)
-        if any(
-            id(needed_node) in ids_on_rows or id(needed_node) in ids_after_rows for needed_node in needed_nodes[node_id]
-        ):
-            ids_after_rows.add(node_id)
-        is_between = node_id in ids_after_rows and node_id in ids_before_rows and node_id not in outside_ids
-        is_in_region = (node_id in ids_on_rows or is_between) and not paths.is_constant(node)
+        if any(needed_node in on_rows or needed_node in after_rows for needed_node in needed_nodes[node]):
+            after_rows.add(node)
+        is_between = node in after_rows and node in before_rows and node not in outside
+        is_in_region = (node in on_rows or is_between) and not paths.is_constant(node)
         # An op outside comes a stage after each region that it needs. Any other op is in the stage of what it needs.
-        needed_positions = [positions[id(needed_node)] for needed_node in needed_nodes[node_id]]
+        needed_positions = [positions[needed_node] for needed_node in needed_nodes[node]]
         stage = max(
             (position.stage + (position.is_in_region and not is_in_region) for position in needed_positions), default=0
         )
-        positions[node_id] = _Position(node.level, stage, is_in_region)
+        positions[node] = _Position(node.level, stage, is_in_region)
     return positions
 
 
@@ -200,23 +195,23 @@ def _list_needed(node: Node) -> Iterator[Node]:
     yield from (control for control in node.controls if control.level == node.level)
 
 
-def _find_refused(program: Program, positions: dict[int, _Position]) -> dict[int, str]:
-    """The ids of ops that cannot be in their regions, with the reason: the region cannot slice an input that comes from
+def _find_refused(program: Program, positions: dict[Node, _Position]) -> dict[Node, str]:
+    """The ops that cannot be in their regions, with the reason: the region cannot slice an input that comes from
     outside, or cannot combine the parts' results to a value that is used outside.
     """
-    why_refused: dict[int, str] = {}
+    why_refused: dict[Node, str] = {}
     for value, need, user in _list_crossings(program, positions):
-        position = positions.get(id(value.node))  # None for an input of the program
-        if position is not None and position.is_in_region and not _can_leave(value):
-            why_refused[id(value.node)] = LISTED
+        # `value.node` is None for an input of the program.
+        if value.node is not None and positions[value.node].is_in_region and not _can_leave(value):
+            why_refused[value.node] = LISTED
         is_whole = _find_input_placement(value, need) == WHOLE
-        if user is not None and positions[id(user)].is_in_region and not is_whole and not _can_enter(value.placement):
-            why_refused[id(user)] = LISTED
+        if user is not None and positions[user].is_in_region and not is_whole and not _can_enter(value.placement):
+            why_refused[user] = LISTED
     return why_refused
 
 
 def _list_crossings(
-    program: Program, positions: dict[int, _Position]
+    program: Program, positions: dict[Node, _Position]
 ) -> Iterator[tuple[Value, Placement | None, Node | None]]:
     """Each value that an op in another position uses, with the placement that the op needs, and the op.
 
@@ -224,7 +219,7 @@ def _list_crossings(
     """
     for node in program.nodes:
         for value, need in _list_used(node):
-            if positions.get(id(value.node)) != positions[id(node)]:
+            if value.node is None or positions[value.node] != positions[node]:
                 yield value, need, node
     for value, placement in zip(program.outputs, program.gives):
         if paths.uses_tensor(value, placement):
@@ -265,71 +260,69 @@ def _has_known_blocks(placement: Placement) -> bool:
 class _Rebuilt:
     """The program with regions as nodes. Its nodes and values are copies."""
 
-    def __init__(self, program: Program, positions: dict[int, _Position], make_emit: Any):
+    def __init__(self, program: Program, positions: dict[Node, _Position], make_emit: Any):
         self._make_emit = make_emit
-        self._values: dict[int, Value] = {}  # the new value, by the id of the original
-        self._nodes: dict[int, Node] = {}  # the new node, or the region, by the id of the original
-        # The values and nodes that ops in other positions use or wait for, by their ids.
-        used_ids = {id(value) for value, _, _ in _list_crossings(program, positions)}
+        self._values: dict[Value, Value] = {}  # the new value, by the original
+        self._nodes: dict[Node, Node] = {}  # the new node, or the region, by the original
+        # The values and nodes that ops in other positions use or wait for.
+        used = {value for value, _, _ in _list_crossings(program, positions)}
         control_edges = [(control, node) for node in program.nodes for control in node.controls]
-        awaited_ids = {id(control) for control, node in control_edges if positions[id(control)] != positions[id(node)]}
-        awaited_ids |= set(map(id, program.effects))
+        awaited = {control for control, node in control_edges if positions[control] != positions[node]}
+        awaited.update(program.effects)
         # The nodes of each position, in order: one node for a region, copies of the others.
         new_nodes: list[Node] = []
-        ordered_nodes = sorted(program.nodes, key=lambda node: positions[id(node)])
-        for position, group in itertools.groupby(ordered_nodes, key=lambda node: positions[id(node)]):
+        ordered_nodes = sorted(program.nodes, key=lambda node: positions[node])
+        for position, group in itertools.groupby(ordered_nodes, key=lambda node: positions[node]):
             nodes = list(group)
             if position.is_in_region:
-                new_nodes.append(self._make_region(nodes, used_ids, awaited_ids))
+                new_nodes.append(self._make_region(nodes, used, awaited))
             else:
                 new_nodes += map(self._copy, nodes)
-        outputs = [self._values.get(id(value), value) for value in program.outputs]
-        effects = list(dict.fromkeys(self._nodes[id(node)] for node in program.effects))
+        outputs = [self._values.get(value, value) for value in program.outputs]
+        effects = list(dict.fromkeys(self._nodes[node] for node in program.effects))
         self.program = dataclasses.replace(program, nodes=new_nodes, outputs=outputs, effects=effects)
 
     def _copy(self, node: Node) -> Node:
         new_node = copies.copy(node)
-        new_node.inputs = [self._values.get(id(value), value) for value in node.inputs]
+        new_node.inputs = [self._values.get(value, value) for value in node.inputs]
         new_node.controls = self._find_controls([node])
         new_node.outputs = [self._copy_value(value, new_node) for value in node.outputs]
-        self._nodes[id(node)] = new_node
+        self._nodes[node] = new_node
         return new_node
 
     def _copy_value(self, value: Value, node: Node) -> Value:
-        new_value = self._values[id(value)] = copies.copy(value)
+        new_value = self._values[value] = copies.copy(value)
         new_value.node = node
         return new_value
 
     def _find_controls(self, nodes: Sequence[Node]) -> list[Node]:
         """The new nodes that `nodes` wait for, without `nodes` themselves."""
-        own_ids = set(map(id, nodes))
-        controls = [control for node in nodes for control in node.controls if id(control) not in own_ids]
-        return list(dict.fromkeys(self._nodes.get(id(control), control) for control in controls))
+        own_nodes = set(nodes)
+        controls = [control for node in nodes for control in node.controls if control not in own_nodes]
+        return list(dict.fromkeys(self._nodes.get(control, control) for control in controls))
 
-    def _make_region(self, nodes: list[Node], used_ids: set[int], awaited_ids: set[int]) -> Node:
+    def _make_region(self, nodes: list[Node], used: set[Value], awaited: set[Node]) -> Node:
         """The node of a region, which has its own copies of constants.
 
-        used_ids, awaited_ids: the ids of values and nodes that ops in other positions use or wait for.
+        used, awaited: the values and nodes that ops in other positions use or wait for.
         """
-        own_ids = set(map(id, nodes))
-        constants: dict[int, Node] = {}
-        takes: dict[tuple[int, Placement | None], tuple[Value, Placement | None]] = {}
+        own_nodes = set(nodes)
+        constants: dict[Node, None] = {}  # an ordered set, as `takes`
+        takes: dict[tuple[Value, Placement | None], None] = {}
         for value, need in itertools.chain.from_iterable(map(_list_used, nodes)):
             if value.node is not None and paths.is_constant(value.node):
-                constants[id(value.node)] = value.node
-            elif id(value.node) not in own_ids:
-                placement = _find_input_placement(value, need)
-                takes[id(value), placement] = value, placement
-        gives = [value for node in nodes for value in node.outputs if id(value) in used_ids]
-        awaited_nodes = [node for node in nodes if id(node) in awaited_ids]
-        region = Region([*constants.values(), *nodes], list(takes.values()), gives, awaited_nodes)
-        inputs = [self._values.get(id(value), value) for value, _ in region.takes]
+                constants[value.node] = None
+            elif value.node not in own_nodes:
+                takes[value, _find_input_placement(value, need)] = None
+        gives = [value for node in nodes for value in node.outputs if value in used]
+        region = Region([*constants, *nodes], list(takes), gives, [node for node in nodes if node in awaited])
+        inputs = [self._values.get(value, value) for value, _ in region.takes]
         # The node of the region has a `StandIn`, because the script's graph has no such op.
         region_node = Node(StandIn("Parts", []), ("parts", *nodes[0].key), inputs, self._find_controls(nodes))
         needs = [need for _, need in region.takes]
         region_node.decision = Decision(needs, [value.placement for value in gives], self._make_emit(region))
         region_node.outputs = [self._copy_value(value, region_node) for value in gives]
-        self._nodes.update((node_id, region_node) for node_id in own_ids)
+        self._nodes.update(dict.fromkeys(nodes, region_node))
         return region_node
 
 
