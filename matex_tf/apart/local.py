@@ -120,19 +120,11 @@ class LocalSteps:
         self._may_differ = False
         if self._steps:
             self._average_trained()
-        other_variables = [variable for variable_id, variable in self._used.items() if variable_id not in self._trained]
-        other_variables = sorted(
-            (variable for variable in other_variables if variable.dtype.name != "string"), key=find_birth
-        )
-        digests = [ops.hash_content(read_value(variable)) for variable in other_variables]
+        others = [variable for variable_id, variable in self._used.items() if variable_id not in self._trained]
+        others = sorted((variable for variable in others if variable.dtype.name != "string"), key=find_birth)
+        digests = [ops.hash_content(read_value(variable)) for variable in others]
         digests_by_rank = objects.allgather(digests, "the variables of ranks that trained by themselves")
-        _average(
-            [
-                variable
-                for variable, digests_of_ranks in zip(other_variables, zip(*digests_by_rank))
-                if len(set(digests_of_ranks)) > 1
-            ]
-        )
+        _average([variable for variable, hashes in zip(others, zip(*digests_by_rank)) if len(set(hashes)) > 1])
         self._trained, self._used = {}, {}
         agreement.expect_differences(False)
         for model, epoch_metrics in self._epoch_metrics.items():

@@ -100,15 +100,13 @@ class Batch:
         self._rows, self._ticket = list(element[batches.NUMBERS : rows_end]), list(element[rows_end:])
         self._whole: list[Any] | None = None
         self._error: Exception | None = None
-        row_counts = {
-            tensor.shape.as_list()[0] for tensor, is_rows in zip(self._rows, source.batches.are_rows) if is_rows
-        }
+        row_counts = {tensor.shape.as_list()[0] for tensor, is_rows in zip(self._rows, source.are_rows) if is_rows}
         self.is_even = len(row_counts) == 1
         # `total` and `count` are those of the ticket, whose components may have other lengths than these rows: a map
         # may have dropped a component. `deal_rows` then makes all rows.
-        has_all_rows = first == 0 and count >= total
-        self.total = max(row_counts) if has_all_rows else total
-        self._bounds = batches.Bounds(first, self.total if has_all_rows else count, contributes)
+        self._has_all_rows = first == 0 and count >= total
+        self.total = max(row_counts) if self._has_all_rows else total
+        self._bounds = batches.Bounds(first, self.total if self._has_all_rows else count, contributes)
 
     def take_slice(self, ratios: Any = None) -> list[Any]:
         """This rank's rows and their numbers, see `batches.Batch`. Collective if the script pads the batch: then
@@ -125,15 +123,12 @@ class Batch:
 
     def _make(self, bounds: batches.Bounds) -> list[Any]:
         """The flat tensors with other rows than were made."""
-        if self._has_all_rows():
-            return batches.slice_rows(self._rows, self.source.batches.are_rows, bounds)
+        if self._has_all_rows:
+            return batches.slice_rows(self._rows, self.source.are_rows, bounds)
         return self.source.make_again(self._ticket, bounds.first, bounds.number, self.total)
 
-    def _has_all_rows(self) -> bool:
-        return (self._bounds.first, self._bounds.number) == (0, self.total)
-
     def take_whole(self) -> list[Any]:
-        if self._has_all_rows():
+        if self._has_all_rows:
             return self._rows
         if self._whole is None:
             self._whole = self._make(batches.Bounds(0, self.total, True))

@@ -74,18 +74,12 @@ def components_that_a_map_drops():
     """A map drops a component that has more rows, or fewer."""
     w = tf.Variable(W)
 
-    def train(x):
-        loss = tf.reduce_mean(tf.tanh(x @ w))
-        w.assign_sub(0.1 * tf.gradients(loss, w)[0])
-        return loss
-
-    step = tf.function(lambda iterator: train(next(iterator)))
-
     @tf.function
     def loop(dataset):
         for x in dataset:
-            train(x)
+            w.assign_sub(0.1 * tf.gradients(tf.reduce_mean(tf.tanh(x @ w)), w)[0])
 
+    step = tf.function(lambda iterator: tf.reduce_mean(tf.tanh(next(iterator) @ w)))
     losses = []
     for size in (4, 7):
         x, y = batch(X, 27), batch(Y, 27, size)
