@@ -89,12 +89,10 @@ class Leaving:
         own_world, steps_left = world.get_world(), reports[0].steps_left
         # First, leave hosts that must be left, whatever the times are.
         if offer.reason_to_leave:
-            is_other_size = offer.ranks != own_world.size
-            ranks_text = (
-                offers.describe_ranks(offer.ranks, own_world.size)
-                if is_other_size
-                else f"{own_world.size} ranks on other hosts"
-            )
+            size = own_world.size
+            ranks_text = f"{size} ranks on other hosts"
+            if offer.ranks != size:
+                ranks_text = offers.describe_ranks(offer.ranks, size)
             self._ask_change(Change(offer.ranks, ranks_text, offer.reason_to_leave, is_forced=True))
             return True
         # The slow rank, if it has been slow in enough windows; None: no rank may be dropped.

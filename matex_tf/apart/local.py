@@ -17,6 +17,7 @@ from matex_tf import ops, settings
 from matex_tf.apart import choice, keras_fit, own_rows
 from matex_tf.apart.epoch_metrics import EpochMetrics
 from matex_tf.apart.own_rows import is_divisible
+from matex_tf.lazy import tf
 from matex_tf.resilience import elastic
 from matex_tf.runtime import notes, objects
 from matex_tf.steps import agreement, events
@@ -162,8 +163,6 @@ def _report_averaging() -> None:
 
 def _average(variables: Sequence[Any]) -> None:
     """Set TensorFlow variables to their averages over the ranks. Collective."""
-    import tensorflow as tf
-
     rank_count = world.get_world().size
     float_variables = [variable for variable in variables if is_divisible(variable.dtype)]
     if float_variables:
@@ -184,7 +183,5 @@ def _read_numbers(variable: Any) -> Any:
     """The value of a floating-point variable in real numbers, two for each complex one; half precision as float32, as
     the sum over the ranks may be too large for it.
     """
-    import tensorflow as tf
-
     numbers = tf.bitcast(variable.read_value(), variable.dtype.real_dtype)
     return tf.cast(numbers, tf.float32) if numbers.dtype.size == 2 else numbers
