@@ -101,6 +101,8 @@ def propose_change(
 def propose_undoing(offer: Offer, size: int, step_seconds: float) -> Proposal | None:
     """The reversal of the last change, if a step has become longer by more than chance; else None.
 
+    The last change can be undone if `offer.step_seconds_before`, the time of a step before it, is not 0.
+
     size: the present number of ranks.
     step_seconds: the time of a step now.
     """

@@ -52,7 +52,8 @@ class Leaving:
         self._fit: Fit | None = None  # the call of `fit` that ranks may leave
         self._step_seconds: list[float] = []  # of each of the last windows of that call, on its slowest rank
         self._slow_streak = changes.Streak()  # counts the consecutive windows in which the same rank was slow
-        self._is_judged = True  # False until the change before this start is compared with the time before it
+        # False in a resumed call, until the change before the restart is judged by the times of steps before and after.
+        self._is_judged = True
 
     def make_report(self) -> Report | None:
         """The report of this rank at the end of a window; None if ranks cannot leave now."""

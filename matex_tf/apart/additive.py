@@ -106,10 +106,10 @@ class Additions:
     def _assign_sum(self, variable: Any, handle: Any, new_sum: affine.Sum, value: Any = None, sign: int = 1) -> None:
         """Assign `new_sum` to a variable, by one of two ops:
 
-        - `matex_add` adds `more`, if keep is 1. Otherwise it adds the difference to the present value, where the other
-          op is impossible, because it has no integers, or wrong, because an optimizer's new value of a weight would
-          overwrite the concurrent updates of other ranks.
-        - `matex_move` sets the variable to `keep * present value + more`, in all other cases.
+        - If keep is 1, `matex_add` adds `more`.
+        - Otherwise `matex_move` sets the variable to `keep * present value + more`. Two cases are exceptions, in which
+          `matex_add` adds the difference between the new and the present value: integers, which `matex_move` lacks;
+          and a weight that an optimizer replaces, because its new value would overwrite updates of other ranks.
 
         value: `new_sum` as a tensor; None if the graph has no such tensor.
         sign: 1 adds `new_sum.more`, -1 subtracts it.

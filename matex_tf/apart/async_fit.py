@@ -85,7 +85,7 @@ class AsyncFit:
             yield step
 
     def _decide(self, iterator: Any) -> None:
-        """Decide whether ranks take turns. Collective."""
+        """Decide whether ranks take turns. Collective. If `async` is not chosen, `matex plan` only wants the reason."""
         source: Any = self.source
         why = "it is called within another one that trains so" if self._is_within else ""
         why = why or _find_obstacle(self.model, source.num_batches, iterator, self._callbacks)

@@ -87,7 +87,8 @@ class Batch:
     is_even: all components of the batch have equally many rows. If not, this rank has made all rows. Callers then take
         the batch whole: it has no slices.
 
-    _rows, _bounds: the rows that were made, and which they are. _whole: the whole batch, once it is made.
+    _rows, _bounds: the rows that were made, and which they are. _has_all_rows: they are all rows of the batch.
+    _whole: the whole batch, once it is made.
     _error: the error of `digest`, which `take_slice` raises.
     """
 

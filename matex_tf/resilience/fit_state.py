@@ -135,7 +135,9 @@ class Fit:
             self.restore_random()
 
     def restore_random(self) -> None:
-        """Restore the random generators, except those that skipped data have already advanced."""
+        """Restore the random generators, except those that the code of skipped data has advanced to the saved position.
+        A call that had ended was saved after its last batch: all of its generators are restored.
+        """
         random_state.restore_states(self.saved["random"], () if self.is_over else self.drawn)
 
     @contextlib.contextmanager
