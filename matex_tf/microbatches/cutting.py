@@ -120,8 +120,8 @@ def _is_on_rows(node: Node) -> bool:
 def _find_obstacle(node: Node) -> str:
     """The reason why an op cannot run part by part; empty if it can."""
     # A reused op is the script's own op, which the copy of the step does not build: no loop can contain it. An op that
-    # takes the batch moves an iterator on. But an op of the same type that takes rows of this rank (from an optional,
-    # as gradients of branches do) only reads them.
+    # takes the batch finds the rank's slice, whose parts a region computes. But an op of the same type that takes rows
+    # of this rank (from an optional, as gradients of branches do) only reads them.
     if node.is_reused or (is_batch(node) and not _has_rows_of_rank(node)):
         return EFFECT
     if node.bodies and is_compiled(node.op):
