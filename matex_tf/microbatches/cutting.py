@@ -131,8 +131,8 @@ def _find_obstacle(node: Node) -> str:
     if node.bodies:
         obstacles = (_find_obstacle(inner_node) for body in node.bodies for inner_node in body.nodes)
         return next(filter(None, obstacles), "")
-    # The conversion of a sum, without a collective, returns its input. TensorFlow knows no such type, so `is_stateful`
-    # is true for it.
+    # A converted sum's node only returns its input, which a collective before the node has converted. `is_stateful` is
+    # true for its type, which TensorFlow does not know.
     is_pure = node.type == CONVERTED_SUM or not is_stateful(node.type) or node.type in read_only_types()
     return "" if is_pure else EFFECT
 
