@@ -80,6 +80,7 @@ class Source:
 
     def take(self, ticket: Sequence[Any], first: Any, count: Any, total: Any) -> list[Any]:
         """In a graph: the flat tensors with rows `first` to `first + count` of the batch of a ticket."""
+        total = tf.maximum(total, count)  # the first component of an uneven batch may not be the longest (`deal_rows`)
         batch_slice = Slice(first, count, total, contributes=tf.constant(True), keeps=tf.constant(False))
         rows = self.batches.compute(list(ticket), batch_slice)
         for tensor, (_, shape) in zip(rows, tickets.open_rows(self.batch_specs, self.batches.are_rows)):
