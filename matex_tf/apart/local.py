@@ -17,6 +17,7 @@ from matex_tf import ops, settings
 from matex_tf.apart import choice, keras_fit, own_rows
 from matex_tf.apart.epoch_metrics import EpochMetrics
 from matex_tf.apart.own_rows import is_divisible
+from matex_tf.lazy import tf
 from matex_tf.resilience import elastic
 from matex_tf.runtime import notes, objects
 from matex_tf.steps import agreement, events
@@ -120,17 +121,11 @@ class LocalSteps:
         self._may_differ = False
         if self._steps:
             self._average_trained()
-        other_variables = [variable for variable_id, variable in self._used.items() if variable_id not in self._trained]
-        other_variables = _sort(variable for variable in other_variables if variable.dtype.name != "string")
-        digests = [ops.hash_content(read_value(variable)) for variable in other_variables]
+        others = [variable for variable_id, variable in self._used.items() if variable_id not in self._trained]
+        others = _sort(variable for variable in others if variable.dtype.name != "string")
+        digests = [ops.hash_content(read_value(variable)) for variable in others]
         digests_by_rank = objects.allgather(digests, "the variables of ranks that trained by themselves")
-        _average(
-            [
-                variable
-                for variable, digests_of_ranks in zip(other_variables, zip(*digests_by_rank))
-                if len(set(digests_of_ranks)) > 1
-            ]
-        )
+        _average([variable for variable, hashes in zip(others, zip(*digests_by_rank)) if len(set(hashes)) > 1])
         self._trained, self._used = {}, {}
         agreement.expect_differences(False)
         for model, epoch_metrics in self._epoch_metrics.items():
@@ -177,8 +172,6 @@ def _sort(variables: Iterable[Any]) -> list[Any]:
 
 def _average(variables: Sequence[Any]) -> None:
     """Set TensorFlow variables to their averages over the ranks. Collective."""
-    import tensorflow as tf
-
     rank_count = world.get_world().size
     float_variables = [variable for variable in variables if is_divisible(variable.dtype)]
     if float_variables:
@@ -199,7 +192,5 @@ def _read_numbers(variable: Any) -> Any:
     """The value of a floating-point variable in real numbers, two for each complex one; half precision as float32, as
     the sum over the ranks may be too large for it.
     """
-    import tensorflow as tf
-
     numbers = tf.bitcast(variable.read_value(), variable.dtype.real_dtype)
     return tf.cast(numbers, tf.float32) if numbers.dtype.size == 2 else numbers

@@ -54,11 +54,12 @@ class StepFeed:
         first, count, total = element[:3]
         rows_end = NUMBERS + len(self._are_rows)
         prepared, ticket, dealer = element[NUMBERS:rows_end], element[rows_end:], self._dealer
-        # All components must have equally many rows. An uneven batch is prepared whole: `count` rows of its longest
-        # component, but `total` of its first.
+        # All components must have equally many rows. If components of the ticket have not, the batch is prepared whole:
+        # `count` is the length of the longest, `total` of the first, and a map may have dropped either.
         tensors_with_rows = [tensor for tensor, has_rows in zip(prepared, self._are_rows) if has_rows]
         counts = tf.stack([tf.shape(tensor, tf.int64)[0] for tensor in tensors_with_rows])
-        is_even = tf.reduce_all(tf.equal(counts, counts[0])) & (count <= total)
+        total = tf.where(tf.equal(first, 0) & (count >= total), counts[0], total)
+        is_even = tf.reduce_all(tf.equal(counts, counts[0]))
         # `open` runs in each call, by the dealer of that call.
         self._watch.keep_if_asked(element, lambda *tensors: self._dealer.open(tensors))
         total = slices.require(is_even, [slices.UNEVEN, counts], total)
