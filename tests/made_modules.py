@@ -11,7 +11,14 @@ import pkgutil
 import sys
 import types
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+
+def _find_checkout(found: importlib.machinery.ModuleSpec) -> list[str]:
+    assert found.origin is not None
+    parent = Path(found.origin).resolve().parents[1]
+    return [str(parent)] if (parent / "ops" / "PART_OF_MATEX_TF").is_file() else []
 
 
 class MadeModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -27,6 +34,8 @@ class MadeModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         found = importlib.util.find_spec(package)
         assert found is not None and found.submodule_search_locations is not None
         sys.modules[package] = importlib.util.module_from_spec(found)
+        # As the package does in a checkout, whose ops/ is next to it: an installation may know another checkout's.
+        sys.modules[package].__path__ = [*found.submodule_search_locations, *_find_checkout(found)]
         before, builtins.__import__ = builtins.__import__, self._import
         try:
             self._make(package, list(found.submodule_search_locations), without)

@@ -24,7 +24,7 @@ from matex_tf.files.paths import find_real_path, is_local
 from matex_tf.files.wrappers import Proxy, wrap_argument
 from matex_tf.lazy import tf
 from matex_tf.runtime import real_files
-from matex_tf.runtime.hooks import Table, put_function
+from matex_tf.runtime.hooks import Table, list_parameters, put_function
 
 HOOKS = Table(when=overlay.is_on)
 
@@ -303,21 +303,25 @@ def _put_into_ops(owner: Any, name: str, make: Any) -> None:
 
     `name` is one of these functions. TensorFlow's own classes, Keras and `tf.raw_ops` call them.
     """
-    replacements = {}  # the replacement of each original function
+    replacements: dict[str, tuple[Any, Any]] = {}  # by name: an original function and its replacement
     for function_name, function in list(vars(owner).items()):
         is_private = function_name.startswith("_") or function_name.endswith("_eager_fallback")
         if is_private or not inspect.isfunction(function):
             continue
         put_function(owner, function_name, make)
         if getattr(owner, function_name) is not function:
-            replacements[function] = getattr(owner, function_name)
+            public_names = (*getattr(function, "_tf_api_names", ()), *getattr(function, "_tf_api_names_v1", ()))
+            for one in (function_name, *public_names):
+                replacements[one.rpartition(".")[2]] = function, getattr(owner, function_name)
     # TensorFlow's public modules, and its modules of ops, have attributes that still refer to the originals.
     prefixes = ("tensorflow._api", "tensorflow.compat", "tensorflow.python.ops")
     for module_name, module in list(sys.modules.items()):
         if module_name == "tensorflow" or module_name.startswith(prefixes):
-            for attribute, value in list(vars(module).items()):
-                if inspect.isfunction(value) and value in replacements:
-                    setattr(module, attribute, replacements[value])
+            attributes = vars(module)
+            for name_there in replacements.keys() & attributes.keys():
+                original, replacement = replacements[name_there]
+                if attributes[name_there] is original:
+                    setattr(module, name_there, replacement)
 
 
 def _wrap_op(original: Any) -> Any:
@@ -325,7 +329,6 @@ def _wrap_op(original: Any) -> Any:
     op = original.__name__.lower().replace("_", "")
     if op == "matchingfiles":
         return _wrap_matching_files(original) if overlay.has_view() else original
-    parameter_names = list(inspect.signature(original).parameters)
     path_names: tuple[str, ...] = ()
     find_paths: Callable[[Any], Any] = _find_all_readable
     if op in _OF_OP:
@@ -334,7 +337,8 @@ def _wrap_op(original: Any) -> Any:
     elif not op.startswith(_WRITING_OPS):
         path_names = _READ_ARGUMENTS
     acts_on_rank = overlay.has_view() or op in _NOTED
-    if not acts_on_rank or set(path_names).isdisjoint(parameter_names):
+    parameter_names, _ = list_parameters(original) if acts_on_rank and path_names else ([], False)
+    if set(path_names).isdisjoint(parameter_names):
         return original
 
     def create(*args, **kwargs):

@@ -18,6 +18,7 @@ import inspect
 import platform
 import re
 import sys
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -267,9 +268,18 @@ def describe_difference(original: Any, replacement: Any, takes: Sequence[str] = 
 
 def _list_parameters(function: Any, is_method: bool) -> tuple[list[str], bool]:
     """The names of the parameters, without `self` of a method, and whether there are also *args or **kwargs."""
-    parameters = list(inspect.signature(function).parameters.values())
-    if is_method:
-        parameters = parameters[1:]
+    names, is_variadic = list_parameters(function)
+    return names[1:] if is_method else names, is_variadic
+
+
+def list_parameters(function: Any) -> tuple[list[str], bool]:
+    """As `inspect.signature`, which is slow: names of the parameters, and whether there are also *args or **kwargs."""
+    unwrapped = inspect.unwrap(function, stop=lambda one: hasattr(one, "__signature__"))
+    if isinstance(unwrapped, types.FunctionType) and not hasattr(unwrapped, "__signature__"):
+        code = unwrapped.__code__
+        names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        return list(names), bool(code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS))
+    parameters = inspect.signature(function).parameters.values()
     names = [parameter.name for parameter in parameters if parameter.kind not in _VARIADIC]
     return names, len(names) < len(parameters)
 

@@ -122,6 +122,7 @@ def start(job: Job) -> None:
         tf.compat.v1.disable_v2_behavior()  # as programs before it have, so that the seed is the default graph's
         tf.compat.v1.reset_default_graph()
     gc.collect()
+    gc.freeze()  # what the programs before have left for good: Keras collects, too, and went through it each time
     keras.backend.clear_session()
     keras.backend.set_floatx(job.dtype)
     if not job.is_v1:  # where Keras 2 has policies only before v2 behaviour is turned off
