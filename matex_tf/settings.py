@@ -78,9 +78,7 @@ def parse_strategy(text: str) -> str:
     return value
 
 
-def parse_adapt(text: str) -> str:
-    """One of `ADAPT`. Raises ValueError."""
-    return _make_choice_parser(*ADAPT)(text)
+parse_adapt = _make_choice_parser(*ADAPT)
 
 
 def get_strategy_name(strategy: str) -> str:
