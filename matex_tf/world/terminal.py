@@ -11,10 +11,9 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import os
-import shutil
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TextIO
 
 _OUTPUT, _ERRORS = 1, 2  # descriptors
@@ -33,6 +32,8 @@ class _Text:
     file: int  # a descriptor
     begin: int  # in bytes
     is_log: bool
+    repeated: list[tuple[int, int]] = field(default_factory=list)
+    """Begin and end of sections of a log that failed attempts have written. The next attempt writes this text again."""
 
 
 _texts: dict[int, _Text] = {}
@@ -128,7 +129,9 @@ def forget_after(lengths: dict[int, int]) -> None:
     """Drop the text since `measure_text` returned `lengths`: it is about to be printed again."""
     flush_text()
     for stream, text in _texts.items():
-        if not text.is_log:
+        if text.is_log:
+            text.repeated.append((lengths[stream], os.fstat(text.file).st_size))
+        else:
             os.ftruncate(text.file, lengths[stream])
 
 
@@ -137,6 +140,7 @@ def forget_text() -> None:
     for text in _texts.values():
         if text.is_log:
             text.begin = os.fstat(text.file).st_size
+            text.repeated.clear()
         elif os.fstat(text.file).st_size:
             os.ftruncate(text.file, 0)
 
@@ -150,8 +154,11 @@ def print_text() -> None:
     for stream, text in _texts.items():
         text_path, launcher_stream = f"/proc/self/fd/{text.file}", launcher_streams[stream]
         with open(text_path, "rb") as text_file, open(launcher_stream, "wb", closefd=False) as launcher_file:
-            text_file.seek(text.begin)
-            shutil.copyfileobj(text_file, launcher_file)
+            begin = text.begin
+            for end, next_begin in [*text.repeated, (os.fstat(text.file).st_size, 0)]:
+                text_file.seek(begin)
+                launcher_file.write(text_file.read(end - begin))
+                begin = next_begin
         for descriptor in _list_descriptors(text.file):
             # A copy that the script has made of the descriptor gets the stream whose text the file has stored.
             target_stream = launcher_streams[descriptor if descriptor in launcher_streams else stream]
