@@ -296,11 +296,9 @@ def shrink_world() -> list[int]:
             new_world = _make_world(MPI, communicator, communicator)
         except MPI.Exception:
             communicator.Revoke()  # ranks that still wait in `_make_world` get an error
-        try:
+        with contextlib.suppress(MPI.Exception):  # another rank was lost meanwhile
             if communicator.Agree(int(new_world is not None)) == 1:
                 break
-        except MPI.Exception:
-            continue
     previous_ranks = MPI.Group.Translate_ranks(communicator.group, list(range(communicator.size)), me.life.group)
     vars(me).update(vars(new_world), has_lost=True)
     return list(previous_ranks)
