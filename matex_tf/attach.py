@@ -61,12 +61,12 @@ def _attach() -> None:
         may_have_others = task is not None and task.size != 1
         if may_have_others or (task is not None and settings.PREFIX + "STATE" in os.environ):
             _set_start_variables(has_other_ranks=may_have_others)
-        if not world.is_active():  # this call joins the ranks
+        own_world = world.get_world()  # starts MPI, and waits for the other ranks
+        if not own_world.is_active:
             _attach_single(task)
             return
     except (errors.RankError, errors.SettingError) as error:
         _end_for_error(error, task)
-    own_world = world.get_world()
     _prepare_process(own_world)
     _start_engine(own_world)
     _apply_common_settings()
@@ -238,17 +238,17 @@ def _record_first_steps() -> None:
 def _start_independent_strategies() -> None:
     """Start the strategy local or async. For `matex plan`, both record whether they would be possible."""
     current_settings = settings.get_settings()
-    strategy_names = (
-        [settings.get_strategy_name(current_settings.strategy)] if current_settings.plan is None else ["local", "async"]
-    )
-    if {"local", "async"}.isdisjoint(strategy_names):
+    names = {"local", "async"}
+    if current_settings.plan is None:
+        names &= {settings.get_strategy_name(current_settings.strategy)}
+    if not names:
         return
     from matex_tf.apart import keras_fit, local
 
     keras_fit.HOOKS.install()
-    if "local" in strategy_names:
+    if "local" in names:
         local.LocalSteps().start_listening()
-    if "async" in strategy_names:
+    if "async" in names:
         keras_fit.start_listening()
 
 

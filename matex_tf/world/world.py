@@ -33,7 +33,7 @@ class World:
     communicators: dict[str, Any] = field(default_factory=dict)
     servers: int = 0  # the number of ranks that only serve: they own pieces of variables, and compute no rows
     life: Any = None  # with MATEX_ELASTIC, the communicator on which ranks agree about the survivors; otherwise None
-    is_several: bool = False  # whether this process works as a rank, also as the only one: the others were lost, or
+    is_active: bool = False  # whether this process works as a rank, also as the only one: the others were lost, or
     # the setting of a single process asks for it (`keeps_state`, MATEX_MICROBATCH)
     is_phantom: bool = False
     """Whether the other ranks do not exist, as when `matex plan` measures the computation of a rank."""
@@ -105,7 +105,7 @@ def get_world() -> World:
 
 def is_active() -> bool:
     """Whether this process works as a rank, even if it is the only one."""
-    return get_world().is_several
+    return get_world().is_active
 
 
 def keeps_state() -> bool:
@@ -136,7 +136,8 @@ def _start_world() -> World:
         if phantom and phantom.ranks:
             return phantom_rank.make_phantom_world(World, phantom)
     task = task_environment.find_task(os.environ)
-    if task is not None and (task.size != 1 or keeps_state()) and not settings.get_settings().disable:
+    may_have_others = task is not None and task.size != 1  # a size of 0 is an unknown size
+    if task is not None and (may_have_others or keeps_state()) and not settings.get_settings().disable:
         _set_open_mpi_defaults()
         activity = "has waited for MPI to start and the others to come"
         with time_limit.limit_wait(task.rank, task.size, activity, UNREACHABLE):
@@ -222,7 +223,7 @@ def _make_world(MPI: Any, communicator: Any, life: Any) -> World:
         rank=rank, size=communicator.Get_size(), local_rank=node_communicator.Get_rank(),
         local_size=node_communicator.Get_size(), host=host, hosts=communicator.allgather(host),
         nodes=communicator.allgather(node_number),
-        servers=settings.count_only_serving(current_settings.strategy), life=life, is_several=True,
+        servers=settings.count_only_serving(current_settings.strategy), life=life, is_active=True,
     )  # fmt: skip
     node_communicator.Free()
     for name in _COMMUNICATORS:
