@@ -431,7 +431,7 @@ class Settings:
             self.stall_seconds = min(max(self.abort_seconds // 10, 1), 60) if self.abort_seconds else 60
         self._check_combinations()
         if self.elastic:
-            self.overlap = "off"
+            self.overlap = "off"  # in place of "auto": see `_check_combinations`
 
     def _check_combinations(self) -> None:
         """Raise SettingError for values that exclude each other."""

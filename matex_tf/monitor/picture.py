@@ -123,7 +123,7 @@ def _choose_ranks(recent: Mapping[int, Series], steps: Mapping[int, balance.Step
     ordered_ranks = sorted(
         ranks, key=lambda rank: (recent[rank]["t"][-1] > newest_time - WINDOW, _compute_waiting(rank, recent, steps))
     )
-    return sorted(ordered_ranks[: max_ranks - 1])
+    return sorted(ordered_ranks[: max_ranks - 1])  # a line is left for the row of medians
 
 
 def _compute_waiting(rank: int, recent: Mapping[int, Series], steps: Mapping[int, balance.Step]) -> float:

@@ -127,9 +127,9 @@ def is_bound_by_launcher(name: str, command: Sequence[str], environment: Mapping
 
 
 def is_narrower_than_default(allowed_cpus: set[int], cores: Sequence[Core], world_size: int) -> bool:
-    """Whether this rank is bound to one core by the user: Open MPI's default does so only in runs of one or two ranks.
+    """Whether the user has bound this rank to one core: Open MPI's default does so only in runs of one or two ranks.
 
-    Used on nodes on which mpirun does not run, so that its command line cannot be read.
+    Needed on nodes with only a daemon of mpirun, whose command line lacks mpirun's options.
     """
     return world_size > 2 and len(cores) > 1 and any(allowed_cpus <= set(core) for core in cores)
 

@@ -65,9 +65,6 @@ def get_descriptor() -> int:
 def redirect_output(log: int | None, stores: bool) -> None:
     """Make this rank silent. File descriptors are redirected, so that C++ code and child processes are silent, too.
 
-    Each rank flushes its text before an agreement. So the first rank has printed everything up to the last agreement,
-    and a rank that replaces it prints the text since then.
-
     Args:
         log: the descriptor of the file that receives the output; None: the output is discarded.
         stores: whether to store the text until all ranks have agreed.
@@ -120,13 +117,13 @@ def flush_text() -> None:
 
 
 def measure_text() -> dict[int, int]:
-    """The present length of the stored text, for `forget_after`."""
+    """The present length of the stored text. `elastic` calls this before an attempt, and `forget_after` if it fails."""
     flush_text()
     return {stream: os.fstat(text.file).st_size for stream, text in _texts.items()}
 
 
 def forget_after(lengths: dict[int, int]) -> None:
-    """Drop the text since `measure_text` returned `lengths`: it is about to be printed again."""
+    """Drop the text since `measure_text` returned `lengths`: it is about to be printed again. A log keeps it."""
     flush_text()
     for stream, text in _texts.items():
         if text.is_log:
@@ -136,7 +133,7 @@ def forget_after(lengths: dict[int, int]) -> None:
 
 
 def forget_text() -> None:
-    """Drop the stored text: all ranks have agreed since it was flushed, so the first rank has printed it."""
+    """Drop the stored text: all ranks have agreed since it was flushed, so rank 0 has printed it."""
     for text in _texts.values():
         if text.is_log:
             text.begin = os.fstat(text.file).st_size
@@ -146,7 +143,7 @@ def forget_text() -> None:
 
 
 def print_text() -> None:
-    """Print the stored text, and send all further output to the launcher's streams."""
+    """On a rank that becomes rank 0: print the stored text, and send all further output to the launcher's streams."""
     global _is_silent
     _is_silent = False
     flush_text()

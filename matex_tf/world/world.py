@@ -33,8 +33,10 @@ class World:
     communicators: dict[str, Any] = field(default_factory=dict)
     servers: int = 0  # the number of ranks that only serve: they own pieces of variables, and compute no rows
     life: Any = None  # with MATEX_ELASTIC, the communicator on which ranks agree about the survivors; otherwise None
-    is_active: bool = False  # whether this process works as a rank, also as the only one: the others were lost, or
-    # the setting of a single process asks for it (`keeps_state`, MATEX_MICROBATCH)
+    is_active: bool = False
+    """Whether this process runs the code of ranks. A single process does so if it is the survivor of several ranks, or
+    if a setting needs that code: MATEX_STATE under a launcher, or MATEX_MICROBATCH.
+    """
     is_phantom: bool = False
     """Whether the other ranks do not exist, as when `matex plan` measures the computation of a rank."""
     has_lost: bool = False  # whether ranks were lost and the survivors have continued
@@ -92,7 +94,7 @@ def note_script_knows_ranks() -> None:
 
 
 def get_world() -> World:
-    """The world of this process. The first call starts MPI if a launcher started several tasks.
+    """The world of this process. The first call, in `attach`, starts MPI if a launcher started several tasks.
 
     Raises `SetupError` if the launcher started several tasks and MPI sees only one.
     """
@@ -110,7 +112,7 @@ def is_active() -> bool:
 
 def keeps_state() -> bool:
     """Whether the state of this run is saved. A single rank then works like one of several."""
-    # The variable first: without a launcher the settings may be invalid, and reading them would end the script.
+    # The variable first: a script without a launcher runs also with invalid settings, which must not be read then.
     return settings.PREFIX + "STATE" in os.environ and bool(settings.get_settings().state)
 
 
@@ -121,7 +123,7 @@ def get_communicator(name: str) -> Any:
 
 def has_threads() -> bool:
     """Whether several threads of this process may call MPI at once."""
-    if get_world().is_phantom:
+    if get_world().is_phantom:  # no thread calls MPI at all
         return True
     from mpi4py import MPI
 
@@ -129,8 +131,8 @@ def has_threads() -> bool:
 
 
 def _start_world() -> World:
-    # Without a launcher, invalid settings must not end the script. So they are read here only if a variable is set that
-    # makes a world: MATEX_PLAN (a phantom), or MATEX_MICROBATCH (one rank that computes a batch in parts).
+    # Without a launcher, settings are read only if one of them makes a world: MATEX_PLAN or MATEX_MICROBATCH. Otherwise
+    # invalid settings would end a script that does not need them.
     if settings.PREFIX + "PLAN" in os.environ:
         phantom = settings.get_settings().plan
         if phantom and phantom.ranks:
@@ -191,7 +193,7 @@ def _set_open_mpi_defaults() -> None:
     local_size = os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "")
     if local_size.isascii() and local_size.isdigit() and int(local_size) >= (os.cpu_count() or 1):
         os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
-    prefix = os.path.dirname(os.environ.get("OMPI_LIBDIR_LOC", ""))
+    prefix = os.path.dirname(os.environ.get("OMPI_LIBDIR_LOC", ""))  # "" with another MPI
     is_one_host = bool(local_size) and local_size == os.environ.get("OMPI_COMM_WORLD_SIZE", "")
     if prefix and is_one_host:
         lines = mpirun_options.read_parameter_files(prefix)
@@ -252,10 +254,9 @@ def revoke_communicators() -> None:
 
 
 def agree_on_success(is_done: bool, condition: bool) -> tuple[bool, bool]:
-    """Two answers: whether every rank is done and none was lost, and whether `condition` is true on every rank.
-    Collective.
+    """Whether every rank is done and none was lost, and whether `condition` is true on every rank. Collective.
 
-    Every rank gets the same answer, even if a rank is lost meanwhile.
+    Every rank gets the same two answers, even if a rank is lost meanwhile.
     """
     from mpi4py import MPI
 
@@ -291,7 +292,7 @@ def shrink_world() -> list[int]:
     communicator = me.life
     while True:  # until all survivors have made the new world, and no further rank was lost meanwhile
         communicator = communicator.Shrink()
-        communicator.Set_errhandler(MPI.ERRORS_RETURN)
+        communicator.Set_errhandler(MPI.ERRORS_RETURN)  # errors raise exceptions, and do not end the process
         new_world = None
         try:
             new_world = _make_world(MPI, communicator, communicator)

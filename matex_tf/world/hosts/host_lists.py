@@ -40,7 +40,7 @@ def list_hosts(options: Sequence[str], environment: Mapping[str, str], folder: s
         environment: the variables with Slurm's allocation.
         folder: the folder of relative paths of host files; "": the current folder.
     """
-    slots_of: dict[str, int] = {}  # by host
+    slots_of: dict[str, int] = {}  # by host; slots of a host that is listed twice are added
     for group in mpirun_options.group_options(options):
         name = mpirun_options.parse_option_name(group[0])
         if name in _HOST_OPTIONS:
