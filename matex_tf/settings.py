@@ -119,6 +119,7 @@ def _parse_count(text: str) -> int:
 
 AUTO = -1
 """The value of `microbatch` for as many rows as fit in memory."""
+# The number of bytes of each unit: 1000 for "k", 1024 for "ki", and so on.
 _UNITS = {"": 1} | {f"{letter}{i}": (1024 if i else 1000) ** n for n, letter in enumerate("kmgt", 1) for i in ("", "i")}
 
 

@@ -71,7 +71,7 @@ def find_task(environment: Mapping[str, str]) -> Task | None:
 
 def make_job_name(environment: Mapping[str, str]) -> str:
     """A name for the run: the same for its ranks on one host, and unique among the runs of the host."""
-    name = environment.get(_JOB) or f"{os.getppid()}"  # all ranks of a host have the same parent, the launcher
+    name = environment.get(_JOB) or f"{os.getppid()}"  # the launcher is the parent of its ranks
     return re.sub(r"\W", "-", name)
 
 
