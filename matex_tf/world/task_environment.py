@@ -123,28 +123,22 @@ def note_launchers(environment: Mapping[str, str]) -> None:
     (`shutdown.hear_requests`). So without it there is nothing to find.
     """
     global _launchers
-    if environment.get("MATEX_PROOF"):
-        _launchers = find_launchers(os.getppid(), environment.get(_JOB, ""))
+    if not environment.get("MATEX_PROOF"):
+        return
+    process, job = os.getppid(), environment.get(_JOB, "")
+    processes: set[int] = set()
+    while process > 1:
+        processes.add(process)
+        # A shell that mpirun has started has the job's name in its environment; mpirun or its daemon has not.
+        if not job or read_environment(process).get(_JOB) != job:
+            break
+        process = read_parent(process)
+    _launchers = frozenset(processes)
 
 
 def get_launchers() -> frozenset[int]:
     """The process ids of this rank's launcher on this host, and of a shell in between. Empty without `matex run`."""
     return _launchers
-
-
-def find_launchers(process: int, job: str) -> frozenset[int]:
-    """`process` and its ancestors, up to and including the first that is not of the `job`. For job "", only `process`.
-
-    A shell that mpirun has started has the job's name in its environment; the ancestor without it is mpirun or its
-    daemon.
-    """
-    processes: set[int] = set()
-    while process > 1:
-        processes.add(process)
-        if not job or read_environment(process).get(_JOB) != job:
-            break
-        process = read_parent(process)
-    return frozenset(processes)
 
 
 def read_environment(process: int) -> dict[str, str]:
