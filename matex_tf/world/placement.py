@@ -206,7 +206,7 @@ def find_launcher() -> Launcher | None:
     return None
 
 
-def find_node_cpus(launcher_process: int | None) -> set[int]:
+def find_host_cpus(launcher_process: int | None) -> set[int]:
     """The CPUs that the ranks of this node may use: the cpuset, restricted to the affinity of the launcher."""
     own_affinity = os.sched_getaffinity(0)
     try:
@@ -253,7 +253,7 @@ def place_cores(local_rank: int, local_size: int, mode: str, part: str = "") -> 
         return  # started alone: the affinity is that of the user's shell
     if _is_left_to_user(launcher, mode):
         return
-    usable_cores = choose_part(list_cores(find_node_cpus(launcher.process if launcher else None)), part)
+    usable_cores = choose_part(list_cores(find_host_cpus(launcher.process if launcher else None)), part)
     cpus = [cpu for core in choose_cores(usable_cores, local_rank, local_size) for cpu in core]
     bind_all_threads(cpus)
     ranks_sharing = local_size if local_size > len(usable_cores) else 1
@@ -275,7 +275,7 @@ def _is_left_to_user(launcher: Launcher | None, mode: str) -> bool:
     if launcher is not None and is_bound_by_launcher(launcher.name, launcher.words, environment):
         return True
     world_size = int(environment.get("OMPI_COMM_WORLD_SIZE", 0))
-    return is_narrower_than_default(os.sched_getaffinity(0), list_cores(find_node_cpus(None)), world_size)
+    return is_narrower_than_default(os.sched_getaffinity(0), list_cores(find_host_cpus(None)), world_size)
 
 
 def place_gpu(local_rank: int, local_size: int, part: str = "") -> None:
