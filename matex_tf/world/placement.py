@@ -1,7 +1,7 @@
 """Sets cores, threads and GPUs of each local rank before TensorFlow starts its thread pools.
 
-Open MPI's mpirun binds each of two ranks to one core, even on a node with 64 cores, and TensorFlow sizes its pools by
-the allowed cores: the other cores would stay idle. So this module distributes the cores of a node over its ranks, in
+Open MPI's mpirun binds each of two ranks to one core, even on a host with 64 cores, and TensorFlow sizes its pools by
+the allowed cores: the other cores would stay idle. So this module distributes the cores of a host over its ranks, in
 contiguous sets, with the hardware threads of a core together. For example, of 8 cores rank 0 of 2 gets cores 0 to 3.
 Threads or a binding that the user has chosen stay as they are. (The placement of a tensor is another concept.)
 """
@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 class Launcher(NamedTuple):
-    """The process that started the ranks of this node."""
+    """The process that started the ranks of this host."""
 
     process: int
     name: str
@@ -83,7 +83,7 @@ def choose_cores(cores: Sequence[T], local_rank: int, local_size: int) -> list[T
 
 
 def choose_part(cores: Sequence[T], part: str) -> list[T]:
-    """A part of a node's cores, or of its GPUs. Example: for `part` "2/3" the second third; "" is all of them."""
+    """A part of a host's cores, or of its GPUs. Example: for `part` "2/3" the second third; "" is all of them."""
     number, _, part_count = part.partition("/")
     return choose_cores(cores, int(number) - 1, int(part_count)) if part else list(cores)
 
@@ -129,17 +129,17 @@ def is_bound_by_launcher(name: str, command: Sequence[str], environment: Mapping
 def is_narrower_than_default(allowed_cpus: set[int], cores: Sequence[Core], world_size: int) -> bool:
     """Whether the user has bound this rank to one core: Open MPI's default does so only in runs of one or two ranks.
 
-    Needed on nodes with only a daemon of mpirun, whose command line lacks mpirun's options.
+    Needed on hosts with only a daemon of mpirun, whose command line lacks mpirun's options.
     """
     return world_size > 2 and len(cores) > 1 and any(allowed_cpus <= set(core) for core in cores)
 
 
 def list_gpus(count: int, visible: str | None) -> list[str]:
-    """The names of a node's GPUs.
+    """The names of a host's GPUs.
 
     Args:
-        count: the number of GPUs of the node.
-        visible: the value of CUDA_VISIBLE_DEVICES of the node; None if it is not set.
+        count: the number of GPUs of the host.
+        visible: the value of CUDA_VISIBLE_DEVICES of the host; None if it is not set.
     """
     if visible is None:
         return [str(number) for number in range(count)]
@@ -159,7 +159,10 @@ def read_file(path: str) -> str:
 
 
 def list_cores(cpus: Iterable[int] | None = None) -> list[Core]:
-    """The cores among `cpus` (default: those of this process), each with its hardware threads, by NUMA node."""
+    """The cores among `cpus` (default: all CPUs of this process), each with its hardware threads.
+
+    They are sorted by NUMA node, so that the contiguous cores of a rank share memory where possible.
+    """
     usable_cpus = set(os.sched_getaffinity(0) if cpus is None else cpus)
     node_of = {
         cpu: int(os.path.basename(folder)[4:])
@@ -207,7 +210,7 @@ def find_launcher() -> Launcher | None:
 
 
 def find_host_cpus(launcher_process: int | None) -> set[int]:
-    """The CPUs that the ranks of this node may use: the cpuset, restricted to the affinity of the launcher."""
+    """The CPUs that the ranks of this host may use: the cpuset, restricted to the affinity of the launcher."""
     own_affinity = os.sched_getaffinity(0)
     try:
         # The kernel intersects a mask with the cpuset: request all CPUs, and read back the result.
@@ -224,7 +227,7 @@ def find_host_cpus(launcher_process: int | None) -> set[int]:
 
 
 def count_gpus() -> int:
-    """The number of NVIDIA GPUs that can be opened on this node."""
+    """The number of NVIDIA GPUs that can be opened on this host."""
     return len(glob("/dev/nvidia[0-9]*"))
 
 
@@ -279,7 +282,7 @@ def _is_left_to_user(launcher: Launcher | None, mode: str) -> bool:
 
 
 def place_gpu(local_rank: int, local_size: int, part: str = "") -> None:
-    """Restrict this rank to its own GPU if the node has several: the ranks take the GPUs in turn. `part`: as above."""
+    """Restrict this rank to its own GPU if the host has several: the ranks take the GPUs in turn. `part`: as above."""
     gpus = choose_part(list_gpus(count_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES")), part)
     if len(gpus) > 1 or (gpus and part):
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus[local_rank % len(gpus)]
@@ -291,7 +294,7 @@ def place_gpu(local_rank: int, local_size: int, part: str = "") -> None:
 def apply_placement(local_rank: int, local_size: int) -> None:
     """Set cores, threads and GPU of this local rank, before TensorFlow is imported.
 
-    `local_rank` counts from 0 to `local_size` - 1 over the ranks of this node.
+    `local_rank` counts from 0 to `local_size` - 1 over the ranks of this host.
     """
     mode, _, part = settings.get_settings().placement.partition(":")
     if mode != "off":

@@ -53,7 +53,10 @@ class World:
 
     @property
     def node(self) -> int:
-        """The number of this rank's node, which is the lowest rank of the node. Ranks of a node share memory."""
+        """The number of this rank's node, which is the lowest rank of the node.
+
+        A node is the ranks that share memory: the ranks of a host, or in tests some of them (MATEX_RANKS_PER_NODE).
+        """
         return self.nodes[self.rank] if self.nodes else 0
 
     @property
