@@ -44,7 +44,7 @@ def start_profile() -> None:
     if settings.get_settings().timeline == "":  # a timeline also records totals
         records.set_recording(records.TOTALS)
 
-    def finish_profile() -> None:
+    def finish_profile() -> None:  # called on all ranks after their scripts
         with ops.announce_exchange("putting the profile together"):
             totals_of_ranks = world.get_communicator("control").gather(records.read_totals())
         if totals_of_ranks is not None:
