@@ -234,7 +234,7 @@ def _parse_compression(text: str) -> Compression:
 
 @dataclass
 class Setting:
-    """One row of the table: an attribute of the class `Settings`. An instance has the value in its place."""
+    """A row of the table: an attribute of the class `Settings`. Instances of `Settings` have the value in its place."""
 
     parse: Callable[[str], Any]
     """Makes the value from the variable's text. The text of its ValueError is the expected value, for a message."""

@@ -84,7 +84,7 @@ def _describe_rank() -> str:
     return f"rank {world.rank}{size_text} on {world.host}"
 
 
-errors.describe_rank = _describe_rank
+errors.describe_rank = _describe_rank  # `errors` cannot import this module, which imports `errors`
 
 
 def note_script_knows_ranks() -> None:
