@@ -22,6 +22,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from matex_tf.launch import mpirun_command as launcher
 from matex_tf.launch import probe
@@ -253,6 +254,13 @@ def run(
     full = environment(env)
     words = command(n, script, *args, env=full, module=module)
     return execute(words if cold else warmed(words, full), full, timeout, cwd)
+
+
+def run_failing(ranks: int, script: str | os.PathLike, *args: object, code: int = 1, **options: Any) -> Result:
+    """Runs `script` as `run` does, and asserts that it ends with the exit code `code`."""
+    result = run(ranks, script, *args, timeout=280, **options)
+    assert result.returncode == code, result.output[-4000:]
+    return result
 
 
 def run_alone(

@@ -78,7 +78,8 @@ def propose_change(
     proposals = []
     # First possible change: more ranks.
     if offer.ranks > size:
-        gain = predict_gain(seconds, offer.ranks - servers)
+        # Equal parts of a step's work take sum(seconds) / len(seconds) now, and sum(seconds) / new ranks afterwards.
+        gain = mean(seconds) * (1 - len(seconds) / (offer.ranks - servers))
         proposals.append(Proposal(Change(offer.ranks, describe_ranks(offer.ranks, size), _describe_gain(gain)), gain))
     # Second: the run without the slow rank. `kept_hosts`: a rank there was dropped before, and this was undone.
     host = "" if slow is None else hosts[slow.rank]
@@ -100,6 +101,8 @@ def propose_change(
 def propose_undoing(offer: Offer, size: int, step_seconds: float) -> Proposal | None:
     """The reversal of the last change, if a step has become longer by more than chance; else None.
 
+    The last change can be undone if `offer.step_seconds_before`, the time of a step before it, is not 0.
+
     size: the present number of ranks.
     step_seconds: the time of a step now.
     """
@@ -112,14 +115,6 @@ def propose_undoing(offer: Offer, size: int, step_seconds: float) -> Proposal | 
 
 def _describe_gain(gain: float) -> str:
     return f"a step is to take {1e3 * gain:.1f} ms less"
-
-
-def predict_gain(seconds: Sequence[float], ranks: int) -> float:
-    """The seconds by which a step is shorter if `ranks` ranks divide its work, sum(seconds), equally.
-
-    A step takes sum(seconds) / len(seconds) with the present ranks, and sum(seconds) / ranks with the new ones.
-    """
-    return mean(seconds) * (1 - len(seconds) / ranks)
 
 
 def find_slow(rows: Sequence[int], seconds: Sequence[float], smallest: int) -> Slow | None:

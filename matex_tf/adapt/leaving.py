@@ -52,7 +52,8 @@ class Leaving:
         self._fit: Fit | None = None  # the call of `fit` that ranks may leave
         self._step_seconds: list[float] = []  # of each of the last windows of that call, on its slowest rank
         self._slow_streak = changes.Streak()  # counts the consecutive windows in which the same rank was slow
-        self._is_judged = True  # False until the change before this start is compared with the time before it
+        # False in a resumed call, until the change before the restart is judged by the times of steps before and after.
+        self._is_judged = True
 
     def make_report(self) -> Report | None:
         """The report of this rank at the end of a window; None if ranks cannot leave now."""
@@ -89,12 +90,10 @@ class Leaving:
         own_world, steps_left = world.get_world(), reports[0].steps_left
         # First, leave hosts that must be left, whatever the times are.
         if offer.reason_to_leave:
-            is_other_size = offer.ranks != own_world.size
-            ranks_text = (
-                offers.describe_ranks(offer.ranks, own_world.size)
-                if is_other_size
-                else f"{own_world.size} ranks on other hosts"
-            )
+            size = own_world.size
+            ranks_text = f"{size} ranks on other hosts"
+            if offer.ranks != size:
+                ranks_text = offers.describe_ranks(offer.ranks, size)
             self._ask_change(Change(offer.ranks, ranks_text, offer.reason_to_leave, is_forced=True))
             return True
         # The slow rank, if it has been slow in enough windows; None: no rank may be dropped.

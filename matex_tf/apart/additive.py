@@ -18,6 +18,7 @@ import numpy as np
 
 from matex_tf import ops
 from matex_tf.apart import affine, own_rows, variable_uses
+from matex_tf.lazy import tf
 from matex_tf.rewrite.compiled import CALLS
 from matex_tf.rewrite.emit import Copy
 from matex_tf.rewrite.nodes import Decision, Node, Value
@@ -69,8 +70,6 @@ class Additions:
 
     def copy_step(self, program: Program, inputs: Sequence[Any]) -> list[Any]:
         """Add a copy of `program` with these inputs to the current graph. Returns its outputs."""
-        import tensorflow as tf
-
         graph = tf.compat.v1.get_default_graph()
         self._indices = {graph.capture(variable.handle).name: index for index, variable in enumerate(self.variables)}
         tensors = dict(zip(map(id, program.inputs), inputs, strict=True))
@@ -107,16 +106,14 @@ class Additions:
     def _assign_sum(self, variable: Any, handle: Any, new_sum: affine.Sum, value: Any = None, sign: int = 1) -> None:
         """Assign `new_sum` to a variable, by one of two ops:
 
-        - `matex_add` adds `more`, if keep is 1. Otherwise it adds the difference to the present value, where the other
-          op is impossible, because it has no integers, or wrong, because an optimizer's new value of a weight would
-          overwrite the concurrent updates of other ranks.
-        - `matex_move` sets the variable to `keep * present value + more`, in all other cases.
+        - If keep is 1, `matex_add` adds `more`.
+        - Otherwise `matex_move` sets the variable to `keep * present value + more`. Two cases are exceptions, in which
+          `matex_add` adds the difference between the new and the present value: integers, which `matex_move` lacks;
+          and a weight that an optimizer replaces, because its new value would overwrite updates of other ranks.
 
         value: `new_sum` as a tensor; None if the graph has no such tensor.
         sign: 1 adds `new_sum.more`, -1 subtracts it.
         """
-        import tensorflow as tf
-
         dtype, shape = variable.dtype, variable.shape
         more = tf.zeros(shape, dtype) if new_sum.more is None else new_sum.more
         if more.shape != shape:
@@ -129,7 +126,8 @@ class Additions:
         if (is_dependent or is_replaced) and id(variable) in self._states:
             variable_name = find_name(variable).partition(":")[0]
             self.why_not = self.why_not or f"each batch assigns a new value to '{variable_name}'"
-        if not is_added and (dtype.is_integer or (is_replaced and bool(variable.trainable))):
+        is_replaced_weight = is_replaced and bool(variable.trainable)
+        if not is_added and (dtype.is_integer or is_replaced_weight):
             present_value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
             new_value = new_sum.evaluate_at(present_value) if value is None else value
             is_added, more = True, new_value - present_value
@@ -140,8 +138,6 @@ class Additions:
 
     def _create_addition(self, op_name: str, handle: Any, **inputs: Any) -> None:
         """Add an op that changes a variable in the store, after all ops so far that use the variable's value."""
-        import tensorflow as tf
-
         part = len(self.parts)
         self.parts.append(self._indices[handle.name])
         with tf.control_dependencies(variable_uses.list_users(handle)):
@@ -164,8 +160,6 @@ def find_amounts(graph: Any, variables: Sequence[Any]) -> list[tuple[Any, Any]]:
 
     An example is the state of a random generator.
     """
-    import tensorflow as tf
-
     # The graph has a handle of its own for each variable, `inner`, as an input.
     inner_handles = {id(outer): inner for outer, inner in variable_uses.list_handles(graph)}
     all_uses = variable_uses.list_uses(graph)
@@ -238,8 +232,7 @@ def _is_additive(handle: Any, uses: Sequence[variable_uses.Use]) -> bool:
         new_sum = affine.find_sum(op.inputs[1], handle)
         # The factor of the old value in an assigned or added value.
         expected_keep = 1 if op.type == "AssignVariableOp" else 0
-        if not (isinstance(new_sum.keep, int) and new_sum.keep == expected_keep) or affine.is_dependent(
-            new_sum.more, handle
-        ):
+        is_expected = isinstance(new_sum.keep, int) and new_sum.keep == expected_keep
+        if not is_expected or affine.is_dependent(new_sum.more, handle):
             return False
     return True

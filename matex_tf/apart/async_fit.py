@@ -18,6 +18,7 @@ from matex_tf.apart import choice
 from matex_tf.apart.epoch_metrics import EpochMetrics
 from matex_tf.apart.shared_step import SharedStep
 from matex_tf.apart.turns import Turns, read_bound
+from matex_tf.lazy import tf
 from matex_tf.resilience import run_state
 from matex_tf.runtime import notes, objects
 from matex_tf.steps import function_calls, own_data
@@ -84,7 +85,7 @@ class AsyncFit:
             yield step
 
     def _decide(self, iterator: Any) -> None:
-        """Decide whether ranks take turns. Collective."""
+        """Decide whether ranks take turns. Collective. If `async` is not chosen, `matex plan` only wants the reason."""
         source: Any = self.source
         why = "it is called within another one that trains so" if self._is_within else ""
         why = why or _find_obstacle(self.model, source.num_batches, iterator, self._callbacks)
@@ -95,8 +96,6 @@ class AsyncFit:
 
     def _open_turns(self, max_batches: int, iterator: Any) -> str:
         """Begin to take turns. Returns the reason if ranks cannot. Collective."""
-        import tensorflow as tf
-
         # Call Keras' train function only to find the plan of its step: `_find_step` ends the call. The dataset is
         # empty, so that eager code before the step trains nothing.
         empty_dataset = tf.data.Dataset.from_generator(lambda: iter(()), output_signature=iterator.element_spec)
@@ -176,8 +175,6 @@ class AsyncFit:
 
 def _find_obstacle(model: Any, batches: int | None, iterator: Any, callbacks: Any) -> str:
     """Why ranks cannot take turns at the batches of a call of `fit`, as far as is known before its step is traced."""
-    import tensorflow as tf
-
     user_settings, current_world = settings.get_settings(), world.get_world()
     # `save_freq` is a number of batches, or "epoch".
     saving_callback = next(

@@ -4,19 +4,20 @@
 usually the copy exchanges gradients with other ranks. In `fit`, `LocalSteps` lets the plan of a training step use a
 local copy, in which the rank uses only its own rows (`own_rows`). Before all ranks use the model together, at the end
 of an epoch, for validation, or to save it, they average all variables that local steps use. Ranks average variables in
-the order of their creation (`find_birth`), which is the same on all ranks.
+the order of `_sort`, which is the same on all ranks.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from matex_tf import ops, settings
 from matex_tf.apart import choice, keras_fit, own_rows
 from matex_tf.apart.epoch_metrics import EpochMetrics
 from matex_tf.apart.own_rows import is_divisible
+from matex_tf.lazy import tf
 from matex_tf.resilience import elastic
 from matex_tf.runtime import notes, objects
 from matex_tf.steps import agreement, events
@@ -120,19 +121,11 @@ class LocalSteps:
         self._may_differ = False
         if self._steps:
             self._average_trained()
-        other_variables = [variable for variable_id, variable in self._used.items() if variable_id not in self._trained]
-        other_variables = sorted(
-            (variable for variable in other_variables if variable.dtype.name != "string"), key=find_birth
-        )
-        digests = [ops.hash_content(read_value(variable)) for variable in other_variables]
+        others = [variable for variable_id, variable in self._used.items() if variable_id not in self._trained]
+        others = _sort(variable for variable in others if variable.dtype.name != "string")
+        digests = [ops.hash_content(read_value(variable)) for variable in others]
         digests_by_rank = objects.allgather(digests, "the variables of ranks that trained by themselves")
-        _average(
-            [
-                variable
-                for variable, digests_of_ranks in zip(other_variables, zip(*digests_by_rank))
-                if len(set(digests_of_ranks)) > 1
-            ]
-        )
+        _average([variable for variable, hashes in zip(others, zip(*digests_by_rank)) if len(set(hashes)) > 1])
         self._trained, self._used = {}, {}
         agreement.expect_differences(False)
         for model, epoch_metrics in self._epoch_metrics.items():
@@ -145,7 +138,7 @@ class LocalSteps:
 
     def _average_trained(self) -> None:
         self._steps = 0
-        _average(sorted(self._trained.values(), key=find_birth))
+        _average(_sort(self._trained.values()))
 
 
 def _find_obstacle(model: Any) -> str:
@@ -168,10 +161,17 @@ def _report_averaging() -> None:
     )
 
 
+def _sort(variables: Iterable[Any]) -> list[Any]:
+    """Sort by name, and by the order of creation within a name.
+
+    The order of creation alone may differ between ranks: an optimizer creates its moments in the order of the weights
+    that a `train_step` of the script lists, which may come from a set (`steps.variables.find_differing`).
+    """
+    return sorted(variables, key=lambda variable: (find_name(variable), find_birth(variable)))
+
+
 def _average(variables: Sequence[Any]) -> None:
     """Set TensorFlow variables to their averages over the ranks. Collective."""
-    import tensorflow as tf
-
     rank_count = world.get_world().size
     float_variables = [variable for variable in variables if is_divisible(variable.dtype)]
     if float_variables:
@@ -192,7 +192,5 @@ def _read_numbers(variable: Any) -> Any:
     """The value of a floating-point variable in real numbers, two for each complex one; half precision as float32, as
     the sum over the ranks may be too large for it.
     """
-    import tensorflow as tf
-
     numbers = tf.bitcast(variable.read_value(), variable.dtype.real_dtype)
     return tf.cast(numbers, tf.float32) if numbers.dtype.size == 2 else numbers

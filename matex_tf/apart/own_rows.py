@@ -93,18 +93,18 @@ def find_obstacle(program: Program) -> str:
     bodies = [body for node in program.nodes for body in node.bodies]
     if any(value.placement.is_sharded for body in bodies for value, _ in body.iterate_exchanged()):
         return _USES_OTHERS
-    gathered_ids: set[int] = set()  # ids of gathered values, and of values that are computed from these
+    gathered: set[Value] = set()  # gathered values, and values that are computed from these
     for node in program.nodes:
         for value, need in zip(node.inputs, node.decision.needs):  # need: the placement that the op needs
             if need is None:
                 continue
             is_exchanged = needs_exchange(value.placement, need)
-            if need.kind == SHARDED and (is_exchanged or id(value) in gathered_ids):
+            if need.kind == SHARDED and (is_exchanged or value in gathered):
                 return _USES_OTHERS
             if is_exchanged and value.placement.is_sharded:
-                gathered_ids.add(id(value))
-        if any(id(value) in gathered_ids for value in node.inputs):
-            gathered_ids.update(map(id, node.outputs))
+                gathered.add(value)
+        if not gathered.isdisjoint(node.inputs):
+            gathered.update(node.outputs)
     # The script must not get gathered rows, neither as a result nor later from a variable. A value that was computed
     # from gathered rows has rows itself only if an axis of it is as long as an axis of rows.
     node_outputs = [value for node in program.nodes for value in node.outputs]
@@ -121,7 +121,7 @@ def find_obstacle(program: Program) -> str:
         return shape is None or any(size is None or size in row_counts for size in shape)
 
     effect_inputs = [value for node in program.effects for value in node.inputs]  # such as a memory bank in a variable
-    if any(id(value) in gathered_ids and may_be_rows(value) for value in (*program.outputs, *effect_inputs)):
+    if any(value in gathered and may_be_rows(value) for value in (*program.outputs, *effect_inputs)):
         return _USES_OTHERS
     return _USES_OTHERS if any(value.placement.is_sharded for value in program.outputs) else ""
 

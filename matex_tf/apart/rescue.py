@@ -125,8 +125,7 @@ class Rescue:
     def _read_slot(self, rank: int, version: int) -> list[np.ndarray]:
         data, amounts, offset = self._map_slot(rank, version).tobytes(), [], 0
         for own_amount in self._sums.compute_added():
-            amounts.append(
-                np.frombuffer(data[offset : offset + own_amount.nbytes], own_amount.dtype).reshape(own_amount.shape)
-            )
+            amount = np.frombuffer(data[offset : offset + own_amount.nbytes], own_amount.dtype)
+            amounts.append(amount.reshape(own_amount.shape))
             offset += own_amount.nbytes
         return amounts

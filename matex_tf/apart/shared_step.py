@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from matex_tf.apart import additive
+from matex_tf.lazy import tf
 from matex_tf.own_functions import trace_own
 from matex_tf.steps.batches import Batch
 from matex_tf.steps.plan import StepPlan
@@ -73,8 +74,6 @@ class SharedStep:
         self, additions: additive.Additions, sharable: Sequence[Any], metrics: Sequence[Any], private: Sequence[Any]
     ) -> str:
         """Trace the copy. Returns the reason why ranks cannot share it; "" if they can."""
-        import tensorflow as tf
-
         plan, obstacle = self.plan, ""  # `step` finds the obstacle while it is traced
         if plan.source is None or plan.argument_count != 1:
             return "it does not take its batch as the steps of Keras do"

@@ -24,6 +24,7 @@ from matex_tf.apart import staleness, store, values
 from matex_tf.apart.pipeline import Pipeline
 from matex_tf.apart.rescue import Rescue
 from matex_tf.apart.shared_step import SharedStep
+from matex_tf.lazy import tf
 from matex_tf.resilience import elastic
 from matex_tf.resilience.fit_state import Fit
 from matex_tf.runtime import notes, objects
@@ -209,10 +210,8 @@ class Turns:
         operation = "the end of an epoch of asynchronous training"
 
         def gather() -> list[_EpochEnd]:
-            own_values = self._own_values.keep_values(self.newest)
-            end = _EpochEnd(
-                self._reason, self._pipeline.digest, self._newest_taken, own_values, self._sums.compute_added()
-            )
+            own_values, added = self._own_values.keep_values(self.newest), self._sums.compute_added()
+            end = _EpochEnd(self._reason, self._pipeline.digest, self._newest_taken, own_values, added)
             return objects.allgather(end, operation)
 
         if self._rescue is None:
@@ -302,7 +301,5 @@ class Turns:
 
 
 def _make_end() -> Exception:
-    import tensorflow as tf
-
     error: Exception = tf.errors.OutOfRangeError(None, None, "the ranks together have come to the end of the data")
     return error

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from matex_tf.apart import store
+from matex_tf.lazy import tf
 
 
 class SharedValues:
@@ -34,8 +35,6 @@ class SharedValues:
 
     def copy_out(self) -> None:
         """Move the variables out of the store: each rank has a copy of the present values."""
-        import tensorflow as tf
-
         for variable in self._variables:
             variable.assign(tf.constant(np.array(variable.numpy())))
 

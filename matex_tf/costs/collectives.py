@@ -15,6 +15,7 @@ link between hosts, and `memory` the link within a host. Results are in seconds,
 from __future__ import annotations
 
 import bisect
+import contextlib
 import itertools
 from collections.abc import Callable, Sequence
 from math import ceil, inf, log2
@@ -107,17 +108,14 @@ def parse_network(text: str) -> Link:
     if text in NETWORKS:
         return NETWORKS[text]
     start_up, _, speed = text.partition(":")
-    link: Link | None
-    try:
+    with contextlib.suppress(ValueError, ZeroDivisionError):
         link = Link(float(start_up), 1 / float(speed))
-    except (ValueError, ZeroDivisionError):
-        link = None
-    if link is None or not (0 <= link.start_up < inf and 0 < link.byte < inf):
-        raise ValueError(
-            f"expected one of {', '.join(NETWORKS)}, or START_UP:BYTES such as 20e-6:3e9 (seconds to start "
-            f"a message, bytes a second); {text!r} was given"
-        )
-    return link
+        if 0 <= link.start_up < inf and 0 < link.byte < inf:
+            return link
+    raise ValueError(
+        f"expected one of {', '.join(NETWORKS)}, or START_UP:BYTES such as 20e-6:3e9 (seconds to start a message, "
+        f"bytes a second); {text!r} was given"
+    )
 
 
 def estimate_chunks(estimate_sum: Callable[[float], float], max_bytes: int, size: float) -> float:

@@ -17,7 +17,7 @@ from matex_tf.costs import collectives
 from matex_tf.costs.collectives import ADDITION, MEMORY, AnyLink, Link
 
 UPDATE_END = "the end of an optimizer's update"
-"""The name of the barrier that marks the end of an update while steps are measured."""
+"""The name of the barrier by which measured ranks mark the end of an update for `matex plan`."""
 ASSUMED_NETWORK = "ethernet25"
 """The assumed network between hosts if none was measured, a name of `collectives.NETWORKS`."""
 WEIGHT_BYTES = 1 << 20
@@ -38,7 +38,8 @@ def estimate_publishing_in_memory(ranks: int, owners: int, size: float, memory: 
     """Within a host: each rank copies the new weights of other owners from shared memory."""
     if ranks == 1:
         return 0.0
-    # The slowest rank counts: a rank that owns nothing copies all weights.
+    # The slowest rank counts. If all ranks are owners, each lacks the pieces of the others; a rank that owns nothing
+    # copies all weights.
     copied_bytes = size - size / owners if owners == ranks else size
     return collectives.estimate_barriers_in_memory(ranks, memory) + memory.estimate_message(copied_bytes)
 
@@ -80,7 +81,7 @@ def estimate_update(owners: int, weights: float, slots: float, memory: AnyLink) 
 
 @dataclass(frozen=True)
 class Hosts:
-    """The hosts of a run, with their memory and links. The methods take `weights` and `slots` in bytes."""
+    """The hosts of a run: memory and links. `weights` and `slots` (the optimizer's variables) are in bytes."""
 
     nodes: Sequence[int]
     """The node of each rank."""
@@ -106,7 +107,7 @@ class Hosts:
         return max(Counter(self.nodes).values())
 
     def estimate_step(self, owners: int, weights: float, slots: float) -> float:
-        """Seconds of a step for sums of gradients, update and new weights, which depend on the number of owners."""
+        """Seconds of a step for sums of gradients (as large as the weights), update and new weights."""
         ranks = len(self.nodes)
         update_seconds = estimate_update(owners, weights, slots, MEMORY)
         if len(set(self.nodes)) == 1:
@@ -117,7 +118,7 @@ class Hosts:
         return message_seconds + update_seconds + message_seconds
 
     def estimate_whole_step(self, weights: float, slots: float) -> float:
-        """Seconds of a step for sums of gradients and update, if every rank updates all weights."""
+        """The same if every rank updates all weights (allreduce), for comparison with `estimate_step`."""
         ranks = len(self.nodes)
         update_seconds = estimate_update(1, weights, slots, MEMORY)
         if len(set(self.nodes)) == 1:

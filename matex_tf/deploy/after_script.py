@@ -18,7 +18,9 @@ from matex_tf import arguments
 from matex_tf.deploy.kinds import KINDS
 
 _ALLOWED_BEFORE_SCRIPT = {*KINDS, "is_module", "dry_run", "no_follow", "script", "help"}
-"""Parameters that may precede the script although the job options follow it."""
+"""Parameters of click that may precede the script although the job options follow it: `matex submit --slurm --dry-run
+train.py --nodes 4`.
+"""
 _SIMILARITY_CUTOFF = 0.8  # of a word that counts as a misspelt option, see `arguments.find_similar`
 
 
@@ -34,6 +36,7 @@ class SubmitCommand(click.Command):
             return super().parse_args(ctx, self._move_job_options(ctx, args))
         except click.NoSuchOption as error:
             name = error.option_name
+            # A word similar to an option of `matex submit` is probably that option, misspelt, as click's message says.
             if "--slurm" not in args or arguments.find_similar(name, error.possibilities or (), _SIMILARITY_CUTOFF):
                 raise
             raise click.UsageError(f"there is no option {name}. For an option of sbatch: --sbatch={name}...") from None
@@ -66,18 +69,13 @@ class SubmitCommand(click.Command):
         An option that the clusters in `parsed_values` do not have belongs to the script: `--image` after `--slurm`. So
         does `-m`, which says that the word after it is a module, and thus precedes the script.
         """
-        # The names of each cluster's options: `KINDS` has a dataclass for each option such as --slurm.
-        field_names = {name: {field.name for field in dataclasses.fields(kind)} for name, kind in KINDS.items()}
-        named_cluster_options: set[str] = set().union(
-            *(field_names[name] for name in parsed_values.keys() & KINDS.keys())
-        )
-        other_cluster_options = (
-            set().union(*field_names.values()) - named_cluster_options if named_cluster_options else set()
-        )
+        named_clusters = parsed_values.keys() & KINDS.keys() or KINDS.keys()  # --slurm is the key "slurm"; none: all
+        other_options = {field.name for kind in KINDS.values() for field in dataclasses.fields(kind)}
+        other_options -= {field.name for name in named_clusters for field in dataclasses.fields(KINDS[name])}
         return {
             name: not parameter.is_flag
             for parameter in self.params
-            if isinstance(parameter, click.Option) and parameter.name not in {"is_module", *other_cluster_options}
+            if isinstance(parameter, click.Option) and parameter.name not in {"is_module", *other_options}
             for name in parameter.opts
         }
 

@@ -30,7 +30,7 @@ CLUSTERS: dict[str, Any] = {
     "flux": flux.FluxScheduler(),
     "kubernetes": kubernetes,
 }
-"""The functions that submit, follow and cancel jobs, for each kind of cluster."""
+"""For each kind of cluster, a module or an object with its functions, such as `submit_job` and `follow_job`."""
 
 _PBS_JOB_ID = re.compile(r"\d+(\[\d*\])?\.[\w.-]+", re.ASCII)  # the number of a job, followed by the name of its server
 _STATE_COMMANDS = {"slurm": "scontrol", "pbs": "qstat", "lsf": "bjobs"}
@@ -47,7 +47,8 @@ def fill_name_and_command(options: AnyOptions, target: Sequence[str]) -> AnyOpti
     """Complete `options`: an unset name is derived from `target`, an unset command is this installation's `matex`.
 
     On Kubernetes an unset command stays: the image has an installation of its own. Characters of the name that cannot
-    be printed become "_". Raises ValueError if a job of Kubernetes has no image.
+    be printed become "_". Raises ValueError if a job of Kubernetes has no image: only now the options are complete,
+    while those of one source, such as the user's file, need no image.
     """
     if isinstance(options, mpijob.Kubernetes) and not options.image:
         raise ValueError("--kubernetes needs --image, of an image with matex_tf, TensorFlow, MPI, bash and sshd")
@@ -114,17 +115,20 @@ def submit_script(
     except (TypeError, ValueError) as error:
         raise click.UsageError(str(error)) from None
     if dry_run:
-        # `format_job` takes the folder of the run, for Kubernetes the name of the MPIJob.
-        has_folder = scheduler is not kubernetes
-        name = str(run_folder.propose_folder(options.name)) if has_folder else mpijob.make_name(options.name)
-        following.Output().write_bytes(scheduler.format_job(options, target, name).encode(errors="surrogateescape"))
+        if scheduler is kubernetes:
+            text = kubernetes.format_job(options, target, mpijob.make_name(options.name))
+        else:
+            text = scheduler.format_job(options, target, str(run_folder.propose_folder(options.name)))
+        following.Output().write_bytes(text.encode(errors="surrogateescape"))  # arguments may be no UTF-8
         return 0
+    # The script of a Kubernetes job may be in its image.
     if scheduler is not kubernetes and not is_module and not os.path.isfile(script[0]):
         raise click.UsageError(f"there is no file {script[0]} in {os.getcwd()}")
 
     def submit_and_follow() -> int:
         job = scheduler.submit_job(options, target)
-        # Whether the folder of the run has the record that `matex top` shows; an array has one record for each task.
+        # Whether the folder of the run gets the records that `matex top` shows: a run of one rank has none, and in an
+        # array each task has a folder of its own.
         is_recorded = options.ranks > 1 and not getattr(options, "array", "")
         following.print_line(f"{scheduler.describe_job(job, options)} ({_suggest_commands(job, is_recorded)})")
         return 0 if no_follow else _follow_job(scheduler, job)
@@ -141,11 +145,11 @@ def _check_names(kind: type[Options], names: Iterable[str]) -> None:
         raise click.UsageError(f"--{name.replace('_', '-')} goes with {cluster_flags}")
 
 
-_NAMESPACE = click.option("--namespace", default="", metavar="NAMESPACE", help="Kubernetes: the namespace.")
+NAMESPACE = click.option("--namespace", default="", metavar="NAMESPACE", help="Kubernetes: the namespace.")
 
 
 @click.command("follow", short_help="Follow a job to its end.")
-@_NAMESPACE
+@NAMESPACE
 @click.argument("job", metavar="JOB")
 def follow_job(job: str, namespace: str) -> int:
     """Show JOB's output and each change of its state until it ends, and return its exit code.
@@ -157,7 +161,7 @@ def follow_job(job: str, namespace: str) -> int:
 
 
 @click.command("cancel", short_help="End a job, or remove it from the queue.")
-@_NAMESPACE
+@NAMESPACE
 @click.argument("job", metavar="JOB")
 def cancel_job(job: str, namespace: str) -> int:
     """End JOB, or remove it from the queue. JOB is not requeued.
@@ -177,8 +181,8 @@ def cancel_job(job: str, namespace: str) -> int:
 def find_job(job: str, namespace: str) -> tuple[Any, Job]:
     """The functions of a job's cluster (`CLUSTERS`), and the job. The first of these that fits tells what `job` is:
 
-    1. The folder of a run: its note names both. On Slurm the newest job of this folder is found, because the user may
-       have submitted its script again.
+    1. The folder of a run: its note, `job.json`, names cluster and job. On Slurm the newest job of this folder is
+       found, because the user may have submitted its script again.
     2. The id of a job with a folder below `runs`, except for Kubernetes.
     3. An id of PBS, a number and the name of a server.
     4. A number: a job of the first scheduler whose command is installed, else of Slurm.
@@ -242,9 +246,10 @@ def describe_failure(job: str, message: str) -> str:
 
     A text such as runs/train-1 never reaches the cluster (`find_job`).
     """
-    # Not meant as a folder: a number, and a name with the ending that `matex submit` gives, five random letters. An
-    # existing folder is not missing.
-    if not mpijob.is_name(job) or mpijob.is_made(job) or os.path.isdir(job):
+    # A word may mean a folder that does not exist. A number, or a name with the five random letters that `matex submit`
+    # adds, means a job.
+    may_mean_folder = mpijob.is_name(job) and not mpijob.is_made(job) and not os.path.isdir(job)
+    if not may_mean_folder:
         return message
     if messages.is_without_cluster(message):
         return (

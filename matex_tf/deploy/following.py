@@ -68,7 +68,6 @@ class Output:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def write(self, chunk: bytes) -> None:
-        """Write output of the job."""
         if self._splitter is not None:
             chunk = b"".join(line + b"\n" for line in self._splitter.feed(chunk))
         self.write_bytes(chunk)
@@ -89,7 +88,6 @@ class Output:
 
 
 def print_line(text: str) -> None:
-    """Print a line for the user."""
     print(f"matex: {text}", file=sys.stderr, flush=True)
 
 

@@ -101,7 +101,7 @@ def _read_job(job: Job) -> tuple[State, list[dict[str, Any]], list[str]]:
 
 
 def find_records(job: Job) -> str:
-    """The folder with the job's records, which must be visible on this machine.
+    """The folder with the job's records, for `matex top` and `matex report` on a machine that sees it.
 
     Raises:
         JobError: the job does not exist, has no records, or this machine does not see their folder.
@@ -158,7 +158,6 @@ def cancel_job(job: Job) -> None:
 
 
 def describe_job(job: Job, options: Kubernetes) -> str:
-    """A line that describes the submitted job."""
     namespace_text = f" in namespace {job.namespace}" if job.namespace else ""
     volume_text = "without --claim nothing is kept or recorded"
     if options.claim:

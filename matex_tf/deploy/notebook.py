@@ -12,7 +12,7 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -130,14 +130,15 @@ def is_notebook() -> bool:
     return shell is not None and hasattr(shell, "kernel")
 
 
-def show_run(run: LaunchedRun, display: Callable[..., Any]) -> threading.Thread:
-    """Display a run with IPython's `display`, and update the display until the run has ended.
+def show_run(run: LaunchedRun) -> threading.Thread:
+    """Display a run in the present cell of the notebook, and update the display until the run has ended.
 
     The cell finishes at once. The returned thread updates the cell's output, and ends with the run.
     """
-    HTML: Any = importlib.import_module("IPython.display").HTML
+    ipython_display: Any = importlib.import_module("IPython.display")
+    HTML = ipython_display.HTML
     first_state = run.now()
-    handle = display(HTML(format_page(run, first_state)), display_id=True)
+    handle = ipython_display.display(HTML(format_page(run, first_state)), display_id=True)
 
     def update_display() -> None:
         state = first_state

@@ -94,7 +94,7 @@ class Options:
             return str(value)
         if not isinstance(value, str):
             raise TypeError(f"expected {name} to be text; given {arguments.describe_value(value)}")
-        if name != "matex" and not value.isprintable():
+        if name != "matex" and not value.isprintable():  # a path in `matex` is quoted, and may have any characters
             raise ValueError(f"expected {name} to be one line of printable text; given {value!r}")
         return value
 
@@ -229,7 +229,8 @@ def _make_click_option(option_field: Field[Any]) -> Callable[..., Any]:
 def format_options(options: Options) -> list[str]:
     """The words of a command line for `options`, without the options that the user's files already set.
 
-    A flag or a list item of the files remains set even if `options` lack it: no word of a command line removes it.
+    `matex tune` prints such a command, which trains as a trial did. A flag or a list item of the files remains set even
+    if `options` lack it: no word of a command line removes it.
     """
     option_words = []
     defaults = merge_options(type(options), {})

@@ -54,7 +54,6 @@ class Here:
         self.job = Job(str(self._child.pid), str(folder))
 
     def find_state(self, job: Job) -> State:
-        """The state of the run."""
         exit_code = self._child.poll()
         if exit_code is None:
             return State(RUNNING, "RUNNING here")
@@ -66,7 +65,6 @@ class Here:
         return following.follow_job(job, lambda: self.find_state(job), run_folder.make_reader(job.folder), shows_output)
 
     def cancel_job(self, job: Job) -> None:
-        """End the run."""
         self._child.send_signal(signal.SIGTERM)
         self._child.wait()
 
@@ -92,9 +90,7 @@ class LaunchedRun:
 
     def _ipython_display_(self) -> None:
         """Display the run in a notebook cell, and keep the display up to date."""
-        from IPython.display import display
-
-        notebook.show_run(self, display)
+        notebook.show_run(self)
 
     def now(self) -> State:
         """The present state of the run; `code` is its exit code, if it has ended.
@@ -114,9 +110,7 @@ class LaunchedRun:
         In a notebook, the cell displays the run instead: its learning curves, its ranks and its last output lines.
         """
         if notebook.is_notebook():
-            from IPython.display import display
-
-            thread = notebook.show_run(self, display)
+            thread = notebook.show_run(self)
             exit_code = self.wait()
             thread.join()  # the display then shows the end
         else:
@@ -166,7 +160,8 @@ def launch(
 
     `launch` returns at once. `ranks` is optional with a cluster; if given, they are distributed evenly over its nodes.
     `restarts`, `adapt` (True or "ranks"), `strategy` and `elastic` are options of `matex run`; `run` has further
-    options, each as it is typed ("--profile"). `env`: environment variables of the run.
+    options, each as it is typed ("--profile"). By default there are no restarts on this machine, and those of `cluster`
+    there. `env`: environment variables of the run.
 
     Raises:
         FileNotFoundError: the script does not exist on this machine.
@@ -210,7 +205,7 @@ def _list_run_options(adapt: bool | str, strategy: str, elastic: bool, run: str 
     if adapt not in (False, "off"):  # True, "on" or "ranks"
         options.append("--adapt=ranks" if adapt == "ranks" else "--adapt=on")
     if strategy:
-        options.append(shlex.quote(f"--strategy={strategy}"))
+        options.append(shlex.quote(f"--strategy={strategy}"))  # because `Options.run` is in shell syntax
     if elastic:
         options.append("--elastic")
     if isinstance(run, str):

@@ -270,7 +270,6 @@ def find_newest(job: Job) -> Job:
 
 
 def describe_job(job: Job, options: Slurm) -> str:
-    """A line that describes the submitted job."""
     partition_text = f" on partition {options.partition}" if options.partition else ""
     limit_text = f", {options.time}" if options.time else ""
     node = "whole node" if options.takes_whole_nodes else "node"

@@ -55,10 +55,12 @@ def _wrap_os_open(original: Any) -> Any:
             return _open_descriptor(key, path, flags, mode)
 
         place = find_known_place(path) if dir_fd is None else None
-        # This write creates a file, or the first version of the rank.
+        # The fast way is not for a write that creates a file, or that would change the file of the disk: the view makes
+        # this rank's own file first.
         if place is not None and writes and (flags & os.O_EXCL or place == os.fspath(path)):
             place = None
-        # Without O_CREAT: if a changed file is not in the upper layer, both layers must be searched.
+        # No O_CREAT: if a changed file is not in the upper layer, both layers must be searched. O_NOFOLLOW: a link may
+        # lead to the other layer.
         fast_flags = flags & ~os.O_CREAT | os.O_NOFOLLOW
         descriptor = ask_known(path, place, lambda known: _open_plainly(known, fast_flags, mode), _close_file)
         if descriptor is not None:
@@ -92,7 +94,9 @@ def _open_descriptor(key: str, path: Any, flags: int, mode: int) -> int:
 
 
 def _replace_change(names: str, act: Callable[..., Any], module: str = "os", follow: bool = True) -> None:
-    """Call `act` in place of functions that change a path, or with `follow` the target of a link."""
+    """Call `act(view, original, key, path, ...)`, with the further arguments, in place of functions that change a path,
+    or with `follow` the target of a link.
+    """
 
     def make(original: Any) -> Any:
         def change(path, *args, **kwargs):

@@ -1,8 +1,7 @@
 """System commands that a script runs and waits for: rank 0 runs them, and all ranks receive the result.
 
-Only rank 0 writes the files of the script to the disk. The other ranks write into private folders (`overlay`), which a
-command does not see: it sees the disk. If every rank ran `rm -rf logs`, a late rank would remove files that rank 0 has
-written since.
+A command sees the disk, and not the private folders of ranks (`overlay`). If every rank ran `rm -rf logs`, a late rank
+would remove files that rank 0 has written since.
 
 Commands of libraries, and processes that a script starts without waiting (`Popen`), run on each rank. In their
 arguments, paths of files in the private folder are replaced by the real paths of these files.
@@ -50,8 +49,8 @@ def _runs_for_all_ranks() -> bool:
     It does if all ranks reach the command, and the script runs it, not a library. It does not within a command that
     rank 0 already runs, or if each rank has its own output (`MATEX_OUTPUT=all`).
 
-    The stack alone tells the script from a library. A library may run a command on one rank only, such as `tput` on the
-    rank with a terminal, or ask each host about itself. To meet, ranks would have to know this before.
+    A library may run a command on one rank only, such as `tput` on the rank with a terminal, or ask each host about
+    itself. So ranks do not meet at its commands. Only the stack tells the script from a library.
     """
     if _is_inside or settings.get_settings().output == "all" or not overlay.is_reached_by_all():
         return False

@@ -55,7 +55,7 @@ def deliver_file(path: str) -> None:
     me = world.get_world()
     path_of_0, parts = objects.broadcast((path, list_parts(path)) if me.rank == 0 else None, "the list of saved files")
     place = os.path.abspath(path)  # as the script sees it: the real working folder may be in the private folder
-    is_same_file = path == path_of_0 and _leads_to_same(path)
+    is_same_file = path == path_of_0 and _leads_to_same(path)  # else the third case: a copy of this rank's own
     if not is_same_file:
         # `find_real_path` returns the path of the copy in the private folder; or `path`, if the view does not handle
         # it, such as a temporary path that only this rank uses. The folder of `path` may be missing, because the save
@@ -63,8 +63,8 @@ def deliver_file(path: str) -> None:
         os.makedirs(os.path.dirname(path) or os.curdir, exist_ok=True)
         place = find_real_path(path, "w", creates_more_files=True)
     missing_parts = [part for part in parts if not _has_part(place, part)]
-    if is_same_file:  # otherwise this rank reads its copy
-        _show_parts(path, parts)  # before `realpath`: it may change the working folder
+    if is_same_file:
+        _show_parts(path, parts)  # it may change the working folder, so it comes before `realpath`
     # Of each rank: its host, its place, and the parts that it lacks.
     reports = objects.allgather((me.host, os.path.realpath(place), missing_parts), "which ranks lack saved files")
     # Several ranks of a host may lack the same files. The first of them writes the files for all. It writes every part

@@ -1,8 +1,8 @@
 """The journal: changes of files by rank 0 that the other ranks have not reached yet in the script.
 
-Only rank 0 changes the real files. It may do so while another rank is still at an earlier line of the script, which
-reads the old content. So before rank 0 changes a path, it writes a note: the number of collectives that it has
-completed, and the location of the old content, for example of a copy. Let rank 0 overwrite a file after 7 collectives.
+Another rank may still be at an earlier line of the script, which reads the old content. So before rank 0 changes a
+path, it writes a note: the number of collectives that it has completed, and the location of the old content, for
+example of a copy. Let rank 0 overwrite a file after 7 collectives.
 A rank that has completed 8 has passed the place of the change in the script, and reads the file. A rank that has
 completed 7 or fewer may be before that place, and reads the old content (`journal_reader`). No rank waits for another.
 
@@ -62,7 +62,7 @@ class Journal(journal_reader.Notes):
 
     _noted: for each path that rank 0 has created, the number of collectives in its note.
     _touched: for each path that rank 0 is about to change, its state before (None: missing). The change may fail, so a
-        path counts as changed only if its present state differs.
+        path counts as touched, changed by rank 0, only if its present state differs.
     _moved: the moves of files, by their new paths. For a rank that has not reached the move, the file is at its old
         path; when the rank reads it there, it reads from the new path. The move may fail, so it counts only if the file
         at the new path has the inode.
@@ -129,42 +129,50 @@ class Journal(journal_reader.Notes):
             return
         completed_count = self.count_completed()
         state = journal_reader.read_file_state(key)
-        # The path does not exist yet: ranks that have not reached its creation must not see it.
         if state is None:
-            if removed:
-                return  # the script's removal of a missing file fails
-            # Between two collectives one note of a path is enough. The note of a new folder covers its contents.
-            noted_counts = (self._noted.get(key), self._noted.get(os.path.dirname(key)))
-            if completed_count not in noted_counts:
-                self._noted[key] = completed_count
-                self._write_line(completed_count, key, copy="")  # "": it does not exist yet
-            self._touched[key] = None
+            if not removed:  # else the script's removal of a missing file fails
+                self._note_creation(completed_count, key)
             return
-        if removed and _is_folder(key):  # also what rank 0 has moved into the folder
+        inode, removes_folder = state[0], removed and _is_folder(key)
+        if removes_folder:  # also what rank 0 has moved into the folder
             for path in [path for path in self._moved if path.startswith(key + os.sep)]:
                 self.write_note(path, removed=True)
-        inode = state[0]
-        # Rank 0 has moved the file here. Ranks that have not reached the move read it at its old path: renew that note.
-        move = self._moved.get(key)
-        if move is not None and move.inode == inode:
-            if new_path:  # This move may fail, so both paths are kept.
-                self._moved[new_path] = move
-            else:
-                del self._moved[key]
-            copy = new_path or self._keep_copy(completed_count, key)
-            self._write_line(move.number, move.old_path, copy, inode if new_path else journal_reader.NOT_MOVED)
-        if self._is_touched(key) and not (removed and _is_folder(key)):
-            return  # the content is rank 0's own; other ranks write and read their own
+        self._renew_move(completed_count, key, inode, new_path)
+        # No note if the content is rank 0's own, because other ranks write and read their own. But a folder that rank 0
+        # has made may contain files that were saved for all ranks.
+        if self._is_touched(key) and not removes_folder:
+            return
         if not removed and not os.path.isfile(key):
             return  # a folder, whose entries have notes of their own; or a pipe
         # The content is common to all ranks, for example from before the run, or saved for all in a folder that rank 0
         # has made. Ranks that are behind still read it.
-        self._write_line(
-            completed_count, key, new_path or self._keep_copy(completed_count, key), inode if new_path else 0
-        )
+        copy = new_path or self._keep_copy(completed_count, key)
+        self._write_line(completed_count, key, copy, inode if new_path else 0)
         if new_path:  # later changes of the moved file replace its note
             self._moved[new_path] = _Move(completed_count, key, inode)
         self._touched[key] = state
+
+    def _note_creation(self, completed_count: int, key: str) -> None:
+        """The path does not exist yet: ranks that have not reached its creation must not see it."""
+        # Between two collectives one note of a path is enough. The note of a new folder covers its contents.
+        if completed_count not in (self._noted.get(key), self._noted.get(os.path.dirname(key))):
+            self._noted[key] = completed_count
+            self._write_line(completed_count, key, copy="")  # "": it does not exist yet
+        self._touched[key] = None
+
+    def _renew_move(self, completed_count: int, key: str, inode: int, new_path: str) -> None:
+        """If rank 0 has moved the file `key` here, renew the note of its old path, where ranks that have not reached
+        the move read it: its content is about to be changed, or moved to `new_path`.
+        """
+        move = self._moved.get(key)
+        if move is None or move.inode != inode:
+            return
+        if new_path:  # This move may fail, so both paths are kept.
+            self._moved[new_path] = move
+        else:
+            del self._moved[key]
+        copy = new_path or self._keep_copy(completed_count, key)
+        self._write_line(move.number, move.old_path, copy, inode if new_path else journal_reader.NOT_MOVED)
 
     def _is_touched(self, key: str) -> bool:
         """Whether rank 0 has changed `key`, so that the present content is its own."""

@@ -1,8 +1,8 @@
 """Reading through the two layers of a rank: the disk (lower), and the files that the rank has written (upper).
 
-A file of the upper layer hides the file of the disk. Rank 0 writes to the disk itself, and may be ahead of this rank in
-the script. So before rank 0 changes a path, it writes a note to the journal (`journal`) with the location of the old
-content. Until this rank reaches the change in the script, its lower layer has the old content at that path.
+A file of the upper layer hides the file of the disk. Rank 0 changes the disk itself, and may be ahead of this rank in
+the script: the journal (`journal`) has a note of each change, with the location of the old content. Until this rank
+reaches the change in the script, its lower layer has the old content at that path.
 """
 
 from __future__ import annotations
@@ -29,11 +29,10 @@ class Layers:
 
     root: the folder of the upper layer: the file of a key is at `root + key`.
     notes: the journal, which has rank 0's notes.
-    removed: the keys that this rank has removed. True: the key is hidden; False: it is visible again, also in a hidden
-        folder, because rank 0 has saved it on the disk for all ranks since. Own files that rank 0 has saved are here,
-        too.
+    hidden: whether a key of the disk is hidden from this rank; a key without an entry is hidden if its folder is. True:
+        this rank has removed the key. False: rank 0 has saved it on the disk for all ranks since.
     is_left: this rank has left the layers and uses the real files: rank 0 was lost, and this rank has become the first.
-    known: the cache of changed names.
+    known: a cache of the two layers (`known_places`), by which most queries need not ask both.
     _changed: the names that this process may have created, changed or removed, by the key of their folder.
     _has_links: `has_links` by changes of this process.
     _excluded: paths that the view does not handle.
@@ -44,7 +43,7 @@ class Layers:
     def __init__(self, folder: str, notes: journal.Journal):
         self.root = os.path.join(os.path.realpath(folder), "files")
         self.notes = notes
-        self.removed: dict[str, bool] = {}
+        self.hidden: dict[str, bool] = {}
         self._changed: dict[str, set[str]] = {}
         self._has_links = False
         self.is_left = False
@@ -79,7 +78,7 @@ class Layers:
             key = self._follow_links(key)
         else:
             key = os.path.join(self._follow_links(os.path.dirname(key)), os.path.basename(key))
-        is_excluded = any(path in self._excluded for path in journal_reader.list_parents(key))
+        is_excluded = not self._excluded.isdisjoint(journal_reader.list_parents(key))
         return None if self.is_left or is_excluded else key
 
     def strip_root(self, path: str) -> str:
@@ -128,7 +127,7 @@ class Layers:
 
     def is_hidden(self, key: str) -> bool:
         """Whether this rank has removed `key` or a parent folder, and rank 0 has not saved `key` for all since."""
-        states = map(self.removed.get, journal_reader.list_parents(key))
+        states = map(self.hidden.get, journal_reader.list_parents(key))
         return next((is_hidden for is_hidden in states if is_hidden is not None), False)  # the innermost path decides
 
     def _is_in_own_file(self, key: str) -> bool:

@@ -1,12 +1,8 @@
 """Libraries that open files in C code, such as h5py and pyarrow: their functions receive the real paths of files.
 
-On ranks other than 0: such a rank writes to a private folder of its own, and its view finds a file in this folder or on
-the disk (`overlay`). Python's functions find files there, because `files.python` replaces these functions. C code does
-not, so the functions here give it the real path.
-
-On rank 0, which writes to the disk: paths stay as they are. Writes of h5py, netCDF4, Parquet and `memory_map` are noted
-in the journal, the list of rank 0's changes, from which the other ranks learn which content they should still see
-(`journal`). Writes of SQLite are noted without the functions here, by an audit event of Python.
+C code does not know a rank's view of the files (`overlay`). So on ranks other than 0 the functions here give it the
+real path, in the private folder or on the disk. On rank 0 paths stay as they are, and writes of h5py, netCDF4, Parquet
+and `memory_map` are noted in the journal (`journal`). Writes of SQLite are noted by an audit event of Python.
 """
 
 from __future__ import annotations
@@ -18,7 +14,8 @@ import urllib.parse
 from typing import Any
 
 from matex_tf.files import overlay
-from matex_tf.files.paths import call_with_converted, find_key, find_real_path, is_local, make_meta
+from matex_tf.files.paths import find_key, find_real_path, is_local
+from matex_tf.files.wrappers import call_with_converted, make_meta
 from matex_tf.runtime import real_files
 from matex_tf.runtime.hooks import Table, put_function
 
@@ -63,7 +60,9 @@ _PATHS = """
 """
 _URI_INDEX = 7  # the position of the argument `uri` of sqlite3.connect
 _NOTED = ("ParquetWriter.__init__", "write_dataset")
-"""The functions of the table whose writes rank 0 notes in the journal: rank 0 needs these hooks, too."""
+"""The functions of the table whose writes rank 0 notes in the journal: rank 0 needs these hooks, too. Writes of the
+others are not noted: a rank that is behind in the script sees their new content.
+"""
 
 
 def _find_place(path: Any, mode: str, creates_more_files: bool = False) -> Any:
@@ -77,10 +76,6 @@ def _has_files_of_disk(folder: Any) -> bool:
     key = find_key(folder) if overlay.has_view() else None
     with real_files.use_real_files():
         return key is not None and os.path.isdir(key) and not overlay.get_own_view().has_only_own(key)
-
-
-def _is_file_system(value: Any) -> bool:
-    return hasattr(value, "open_input_file") or hasattr(value, "protocol")  # of pyarrow, or of fsspec
 
 
 def _find_database(name: Any, is_uri: bool) -> Any:
@@ -118,8 +113,10 @@ def _wrap_path_argument(name: str, index: int, mode: str) -> Any:
                     return [_find_place(item, mode) for item in path]
                 return _find_place(path, mode)
 
-            if any(map(_is_file_system, (*args[index + 1 :], *kwargs.values()))):
-                return original(*args, **kwargs)  # the path is one of another file system
+            # With a file system of pyarrow or of fsspec as an argument, the path is one of this file system.
+            other_arguments = (*args[index + 1 :], *kwargs.values())
+            if any(hasattr(value, "open_input_file") or hasattr(value, "protocol") for value in other_arguments):
+                return original(*args, **kwargs)
             return call_with_converted(original, args, kwargs, name, index, find_in_view)
 
         return function

@@ -16,10 +16,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-COPIED_BYTES, ALL_COPIED_BYTES, ENTRIES = 16 << 20, 256 << 20, 5000
-"""The limits of a mirror: bytes of one copy (by default), bytes of all copies, and ENTRIES. This limits both the
-entries of all mirrored folders, so that large folders are linked, and the copied files, because `source` is mirrored
-even if it has more entries.
+COPIED_BYTES = 16 << 20  # the limit of one copy, by default
+ALL_COPIED_BYTES = 256 << 20  # the limit of all copies
+ENTRIES = 5000
+"""The limit of the entries of all mirrored folders: further folders are linked. Also the limit of the copied files,
+because `source` is mirrored even if it has more entries.
 """
 NOT_MIRRORED = {".git", "__pycache__", "node_modules"}
 
@@ -77,7 +78,7 @@ def mirror_folder(source: Path, target: Path, leave_out: Collection[Path] = (), 
     # link of the user to another run in the outer folder `runs` is mirrored.
     around_target = [path for path in real_left_out if real_target.is_relative_to(path)]
     skipped = max(around_target, key=lambda path: len(path.parts), default=real_target)
-    mirror, copied_bytes, entry_count = Mirror(), 0, _count_entries(source)
+    mirror, copied_bytes, entry_count = Mirror(), 0, len(os.listdir(source))
     places = {source: target}  # the path in the mirror of each mirrored folder
     folders = [source]  # the mirrored folders; the loop appends their subfolders
     target.mkdir(parents=True, exist_ok=True)
@@ -100,7 +101,7 @@ def mirror_folder(source: Path, target: Path, leave_out: Collection[Path] = (), 
             # `mirrored_path` may be an earlier mirror's or a script's link, or a script's file in place of a folder.
             can_copy = not mirrored_path.is_symlink() and os.access(path, os.R_OK)
             if is_folder and can_copy and os.access(path, os.X_OK) and not mirrored_path.is_file():
-                folder_entry_count = _count_entries(real_path)
+                folder_entry_count = len(os.listdir(real_path))  # without subfolders
                 if entry_count + folder_entry_count <= ENTRIES:
                     entry_count += folder_entry_count
                     mirrored_path.mkdir(exist_ok=True)
@@ -136,12 +137,6 @@ def _find_place(real_path: Path, places: Mapping[Path, Path], leave_out: Collect
 def _is_environment(folder: Path) -> bool:
     """Whether `folder` is an environment of venv or conda, whose packages are found from any folder."""
     return os.path.isfile(folder / "pyvenv.cfg") or os.path.isdir(folder / "conda-meta")
-
-
-def _count_entries(folder: Path) -> int:
-    """The number of entries of a folder, without subfolders."""
-    with os.scandir(folder) as entries:
-        return sum(1 for _ in entries)
 
 
 def read_stamp(path: Path) -> Stamp:

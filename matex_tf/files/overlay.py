@@ -1,9 +1,8 @@
 """The overlay: the writes of a rank other than 0 go to a private folder, and its reads see that folder first.
 
-All ranks run the same script and write the same files, so one set of real files suffices: rank 0's. This module holds
-the view of this rank (`view`), which finds a file in the private folder or on the disk, and makes the private files
-real if rank 0 is lost. Keys are canonical absolute paths. Callers of the view must be within
-`real_files.use_real_files`, because the view itself uses Python's file functions, which the library replaces.
+This module holds the view of this rank (`view`), and makes the private files real if rank 0 is lost. Keys are canonical
+absolute paths. Callers of the view must be within `real_files.use_real_files`, because the view itself uses Python's
+file functions, which the library replaces.
 """
 
 from __future__ import annotations
@@ -83,7 +82,9 @@ def adopt_view(view: View) -> None:
 
 
 def find_private_use() -> str:
-    """Describe a use of this rank's own files or output that cannot be switched to the real files; "" if none."""
+    """After the loss of rank 0, before this rank takes over: describe a use of this rank's own files or output that
+    cannot be switched to the real files; "" if there is none.
+    """
     root = os.path.join(_view.root, "") if _view is not None else "\0"  # no path begins with "\0"
     with real_files.use_real_files():
         with open("/proc/self/maps") as file:
@@ -132,8 +133,8 @@ def take_over_files(became_first: bool) -> None:
 
 
 def _remove_hidden(view: View) -> None:
-    """Remove from the disk the files that this rank has removed (`view.removed`) and rank 0 had not."""
-    for key in sorted(view.removed):
+    """Remove from the disk the files that this rank has removed (`view.hidden`) and rank 0 had not."""
+    for key in sorted(view.hidden):
         contents = [
             os.path.join(folder, name) for folder, folders, files in os.walk(key) for name in (*folders, *files)
         ]
@@ -153,16 +154,11 @@ def _remove_hidden(view: View) -> None:
 
 def _install_file(private_path: str, key: str) -> None:
     """Replace the file `key` by a copy of `private_path`, if they differ."""
-    is_link = os.path.islink(private_path)
-    if is_link and os.path.islink(key) and os.readlink(key) == os.readlink(private_path):
-        return
-    if (
-        not is_link
-        and os.path.isfile(key)
-        and not os.path.islink(key)
-        and filecmp.cmp(private_path, key, shallow=False)
-    ):
-        return
+    if (is_link := os.path.islink(private_path)) == os.path.islink(key):
+        if is_link and os.readlink(key) == os.readlink(private_path):
+            return
+        if not is_link and os.path.isfile(key) and filecmp.cmp(private_path, key, shallow=False):
+            return
     temporary_path = f"{key}.{os.getpid()}.part"
     shutil.copy2(private_path, temporary_path, follow_symlinks=False)
     os.replace(temporary_path, key)

@@ -1,15 +1,14 @@
 """Paths of the script on ranks other than 0: the key of a path in this rank's view, and its real path.
 
-Such a rank writes to a private folder. Its view has two layers (`layers`): the files of this folder hide the files of
-the disk. The view names a file by its key, a canonical absolute path, and finds the real path in one of the layers.
+The view has two layers (`layers`): the files of the private folder hide the files of the disk. It names a file by its
+key, a canonical absolute path, and finds the real path in one of the layers.
 """
 
 from __future__ import annotations
 
 import contextlib
-import inspect
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from matex_tf.files import journal, overlay
@@ -17,36 +16,14 @@ from matex_tf.files.view import View
 from matex_tf.runtime import real_files
 
 
-class Proxy:
-    """Has the attributes of `original`, except for attributes that a subclass defines."""
-
-    def __init__(self, original: Any):
-        self._original = original
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._original, name)
-
-
-def make_meta(original: Any) -> Any:
-    """A metaclass for the class that takes the place of `original`, its base: all instances and subclasses of
-    `original` count as instances and subclasses of this class. C code still makes objects of the original class.
-    """
-
-    class Meta(type(original)):  # type: ignore[misc]
-        def __instancecheck__(cls, instance: Any) -> bool:
-            return isinstance(instance, original) if cls.__base__ is original else super().__instancecheck__(instance)
-
-        def __subclasscheck__(cls, subclass: type) -> bool:
-            return issubclass(subclass, original) if cls.__base__ is original else super().__subclasscheck__(subclass)
-
-    return Meta
-
-
-def find_key(path: Any, kwargs: dict | None = None, follow: bool = True, reads_only: bool = False) -> str | None:
+def find_key(
+    path: Any, kwargs: dict[str, Any] | None = None, follow: bool = True, reads_only: bool = False
+) -> str | None:
     """The key of `path` if the view handles it; None: the caller calls the original function with `path` itself.
 
-    kwargs: arguments of the function. A path relative to the descriptor of a folder is not handled. follow: replace a
-    final link by its target. reads_only: the result is also None if the view equals the disk.
+    Called only on ranks that started with a view, by functions that replace Python's. kwargs: their other arguments; a
+    path relative to the descriptor of a folder is not handled. follow: replace a final link by its target. reads_only:
+    the result is also None if the view equals the disk.
     """
     if real_files.uses_real_files() or isinstance(path, int) or path is None:
         return None
@@ -64,7 +41,7 @@ def find_key(path: Any, kwargs: dict | None = None, follow: bool = True, reads_o
 
 @contextlib.contextmanager
 def use_view(path: Any) -> Iterator[View]:
-    """A context for the work of this rank's view on `path`, which errors of the system name in place of a real path."""
+    """A context in which this rank's view works on one `path`: errors of the system then name `path`."""
     with real_files.use_real_files():
         try:
             yield overlay.get_own_view()
@@ -78,9 +55,9 @@ def is_local(path: Any) -> bool:
 
 
 def find_real_path(path: Any, mode: str, creates_more_files: bool = False) -> Any:
-    """The real path of `path`, for a library that opens files itself. A write is noted in the journal on rank 0.
+    """The real path of `path`, for a library that opens files itself. Rank 0 notes a write in the journal.
 
-    Returns `path` itself if it names no file of this machine, or if the view does not handle it, as on rank 0.
+    Returns `path` itself on rank 0, if it names no file of this machine, or if the view does not handle it.
 
     Args:
         mode: "r" reads, "w" replaces the file, "x" and "w-" create a new one, other modes keep the content.
@@ -89,8 +66,8 @@ def find_real_path(path: Any, mode: str, creates_more_files: bool = False) -> An
     if not is_local(path):
         return path
     if mode != "r":
-        journal.note_change(path)
-    key = find_key(path) if overlay.get_view() is not None else None
+        journal.note_change(path)  # does nothing on other ranks
+    key = find_key(path) if overlay.has_view() else None
     if key is None:
         return path
     with real_files.use_real_files():
@@ -100,35 +77,12 @@ def find_real_path(path: Any, mode: str, creates_more_files: bool = False) -> An
 
 def _prepare_place(view: View, key: str, mode: str, creates_more_files: bool) -> str:
     if mode == "r":
+        # The answer may be outdated if rank 0 changes files in the meantime.
         return str(view.ask_until_steady(lambda: view.locate_readable(key)))
     if mode == "r+" and not view.exists(key):
         return view.locate_real(key)  # no file is there, so that the library reports the error
     place = view.prepare_write(key, keep=mode != "w", exclusive=mode in ("x", "w-"))
-    # The library creates further files later, at a time that the view does not learn.
+    # The library may create files later, at a time that the view does not learn: in `key`, if that is a folder, or next
+    # to `key`. So what the folder contains is asked anew each time.
     view.stop_caching(os.path.dirname(key) if creates_more_files else key)
     return place
-
-
-def wrap_argument(name: str, convert: Callable[[Any], Any]) -> Any:
-    """For Python functions with an argument `name`: replaces it by `convert(argument)`."""
-
-    def make(original: Any) -> Any:
-        index = list(inspect.signature(original).parameters).index(name)
-
-        def function(*args, **kwargs):
-            return call_with_converted(original, args, kwargs, name, index, convert)
-
-        return function
-
-    return make
-
-
-def call_with_converted(
-    function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str, index: int, convert: Callable[[Any], Any]
-) -> Any:
-    """`function(*args, **kwargs)`, with `convert(argument)` in place of the argument `name`, at position `index`."""
-    if name in kwargs:
-        kwargs = {**kwargs, name: convert(kwargs[name])}
-    elif len(args) > index:
-        args = (*args[:index], convert(args[index]), *args[index + 1 :])
-    return function(*args, **kwargs)

@@ -33,13 +33,10 @@ def choose_parent() -> str:
         os.makedirs(settings.get_settings().files_dir, exist_ok=True)
         return settings.get_settings().files_dir
     usual_folders = (tempfile.gettempdir(), "/var/tmp", os.fspath(cache.find_cache_folder()))
-    return next(
-        (folder for folder in usual_folders if _can_write(folder) and not is_in_memory(folder)), usual_folders[0]
-    )
-
-
-def _can_write(folder: str) -> bool:
-    return os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK)
+    for folder in usual_folders:
+        if os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK) and not is_in_memory(folder):
+            return folder
+    return usual_folders[0]
 
 
 def is_in_memory(folder: str) -> bool:

@@ -15,12 +15,15 @@ import sys
 import tempfile
 from typing import Any
 
-from matex_tf.files import changes, overlay, paths
+from matex_tf.files import changes, overlay, paths, wrappers
 from matex_tf.files.queries import HOOKS, IF_HOOK_MISSING
 from matex_tf.runtime import real_files
 
 REPLACED = [(sys.modules[hook.module], hook.name) for hook in HOOKS]
-"""Modules and names of the functions whose references in other modules are replaced with them."""
+"""Modules and names of the hooks of `queries` and `changes`: references to them in other modules are replaced, too."""
+
+_UNCHANGED = ("builtins", "io", "_io", "_pyio", "posix", "os", "importlib", "matex_tf")
+"""Packages whose references stay: they have the hooks, or need the original functions."""
 
 
 def install() -> None:
@@ -47,7 +50,9 @@ def _replace_captured(originals: list[tuple[Any, Any, str]]) -> None:
     for capabilities in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks, os.supports_effective_ids):
         capabilities.update([replacements[id(original)] for original, _, _ in originals if original in capabilities])
     owners: list[Any] = [
-        module for name, module in list(sys.modules.items()) if _may_refer(name) and hasattr(module, "__dict__")
+        module
+        for name, module in list(sys.modules.items())
+        if name.split(".")[0] not in _UNCHANGED and hasattr(module, "__dict__")
     ]
     # Classes that hold references, in some versions of Python.
     owners += [getattr(pathlib, "_NormalAccessor", None), getattr(glob, "_StringGlobber", None)]
@@ -69,7 +74,7 @@ def _renew_openers(original: Any) -> Any:
 def _make_file_class(original: Any) -> Any:
     """A class that opens files by the replaced `os.open`; the original one opens them in C code."""
 
-    class FileIO(original, metaclass=paths.make_meta(original)):  # type: ignore[metaclass]
+    class FileIO(original, metaclass=wrappers.make_meta(original)):  # type: ignore[metaclass]
         def __init__(self, file, mode="r", closefd=True, opener=None):
             if opener is None and not isinstance(file, int):
                 opener = changes.open_for_all
@@ -112,14 +117,10 @@ def _find_loadable(path: Any) -> Any:
 
 
 _LOADERS = "FileLoader.__init__ ExtensionFileLoader.__init__"
-HOOKS.replace("importlib._bootstrap_external", _LOADERS, IF_HOOK_MISSING)(paths.wrap_argument("path", _find_loadable))
-HOOKS.replace("io _io", "open_code", IF_HOOK_MISSING)(paths.wrap_argument("path", _find_loadable))
-
-
-def _may_refer(module: str) -> bool:
-    """Whether references in a module are replaced: not in modules that have the hooks, or need the originals."""
-    unchanged_packages = ("builtins", "io", "_io", "_pyio", "posix", "os", "importlib", "matex_tf")
-    return module.split(".")[0] not in unchanged_packages
+HOOKS.replace("importlib._bootstrap_external", _LOADERS, IF_HOOK_MISSING)(
+    wrappers.wrap_argument("path", _find_loadable)
+)
+HOOKS.replace("io _io", "open_code", IF_HOOK_MISSING)(wrappers.wrap_argument("path", _find_loadable))
 
 
 @HOOKS.replace("tempfile", "_mkstemp_inner mkdtemp", IF_HOOK_MISSING)

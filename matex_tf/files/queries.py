@@ -1,12 +1,9 @@
 """Replacements of Python's functions that ask about files, on ranks other than 0: they answer by this rank's view.
 
-The view finds a file in the private folder of the rank or on the disk (`paths`). Rank 0 changes the disk itself and may
-be ahead in the script. So before each change it writes a note (`journal`), by which another rank finds the old content
-until it reaches the change.
-
-To ask both layers at each call would be slow. So functions that read have a fast way: they look into a cache
-(`known_places`), and use its answer if no note of rank 0 holds for this rank. Otherwise they ask the view, and ask
-again if rank 0 writes notes in the meantime. `python` installs the replacements.
+The view finds a file in one of two layers, the private folder or the disk (`paths`). To ask both at each call would be
+slow. So functions that read have a fast way: they look into a cache (`known_places`), and use its answer if no note of
+rank 0 in the journal holds for this rank. Otherwise they ask the view, and ask again if rank 0 writes notes in the
+meantime. `python` installs the replacements.
 """
 
 from __future__ import annotations
@@ -209,11 +206,9 @@ def _scan_disk(original: Any, path: Any) -> _Entries:
         return _Entries([_Entry(os.fspath(path), entry.name, entry) for entry in entries])
 
 
-def _make_entries(path: Any, names: list[Any]) -> _Entries:
-    return _Entries([_Entry(os.fspath(path), name) for name in names])
-
-
-HOOKS.replace("os", "scandir", IF_HOOK_MISSING)(_wrap_listing(_scan_disk, _make_entries))
+HOOKS.replace("os", "scandir", IF_HOOK_MISSING)(
+    _wrap_listing(_scan_disk, lambda path, names: _Entries([_Entry(os.fspath(path), name) for name in names]))
+)
 HOOKS.replace("os", "listdir", IF_HOOK_MISSING)(
     _wrap_listing(lambda original, path: original(path), lambda path, names: names)
 )

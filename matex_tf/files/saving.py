@@ -18,7 +18,8 @@ import numpy as np
 
 from matex_tf import ops, settings
 from matex_tf.files import delivery, journal, overlay
-from matex_tf.files.paths import Proxy, find_real_path
+from matex_tf.files.paths import find_real_path
+from matex_tf.files.wrappers import Proxy
 from matex_tf.runtime import atomic, first_rank, objects, real_files, shutdown, watchdog
 from matex_tf.runtime.keras_table import KerasTable
 from matex_tf.steps import events, pieces
@@ -172,7 +173,10 @@ HOOKS.replace_in(
 
 
 def _is_called_by_all() -> bool:
-    """Whether all ranks make the save that this thread makes now, and can wait for one another."""
+    """Whether all ranks make the save that this thread makes now, and can wait for one another.
+
+    A save must be called on every rank, also by a script that asks for its rank: unlike in `is_reached_by_all`.
+    """
     return is_main_thread() and not (_is_by_clock or _is_measured() or shutdown.have_all_ended())
 
 

@@ -23,12 +23,7 @@ from matex_tf.world import task_environment, world
 _INPUT = 0  # the descriptor of standard input
 
 
-def _is_read_once() -> bool:
-    """Whether rank 0 reads for all ranks. With MATEX_OUTPUT=all, every rank uses its own files and input."""
-    return settings.get_settings().output != "all"
-
-
-HOOKS = Table(when=_is_read_once)
+HOOKS = Table(when=lambda: settings.get_settings().output != "all")  # "all": each rank reads its own input
 
 
 @HOOKS.replace("sys", "stdin", "ranks other than 0 find the end of standard input at once")

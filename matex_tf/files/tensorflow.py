@@ -1,9 +1,8 @@
 """TensorFlow's files: `tf.io.gfile`, records, summaries, and the ops that read and write files.
 
-A rank other than 0 has a view of the files (`overlay`): it writes to a private folder, and reads from there or from the
-disk. TensorFlow's C++ code does not know the view. So the functions of TensorFlow that take a path, also the functions
-that create ops, are replaced: they pass the real path on. On rank 0 they note its writes in the journal (`journal`), by
-which the other ranks find the content of a file before a write.
+TensorFlow's C++ code does not know a rank's view of the files (`overlay`). So the functions of TensorFlow that take a
+path, also the functions that create ops, are replaced: they pass on the real path, in the private folder or on the
+disk. On rank 0, which has no view, they note its writes in the journal (`journal`).
 """
 
 from __future__ import annotations
@@ -21,7 +20,8 @@ from typing import Any
 import numpy as np
 
 from matex_tf.files import journal, journal_reader, overlay
-from matex_tf.files.paths import Proxy, find_real_path, is_local, wrap_argument
+from matex_tf.files.paths import find_real_path, is_local
+from matex_tf.files.wrappers import Proxy, wrap_argument
 from matex_tf.lazy import tf
 from matex_tf.runtime import real_files
 from matex_tf.runtime.hooks import Table, put_function
@@ -193,23 +193,21 @@ def _find_prefix(prefix: Any) -> Any:
 
 
 def _replace_argument(module: str, name: str, argument: str, find: Callable[[Any], Any], **options: Any) -> None:
+    """Needed on ranks with a view only, unless `options` of `Table.replace` say otherwise."""
+    options.setdefault("when", overlay.has_view)
     HOOKS.replace(module, name, _IF_HOOK_MISSING, **options)(wrap_argument(argument, find))
 
 
-_OF_EVENTS = "tensorflow.python.summary.writer.event_file_writer"
-_OF_PROFILER = "tensorflow.python.profiler.profiler_v2"
-_IN_VIEW = {"when": overlay.has_view}  # replaced on ranks with a view only
-_replace_argument("tensorflow.python.lib.io.tf_record", "TFRecordWriter.__init__", "path", _find_writable)
-_replace_argument(_OF_EVENTS, "EventFileWriter.__init__", "logdir", _find_folder, later=True, **_IN_VIEW)
-_replace_argument(_OF_PROFILER, "start", "logdir", _find_folder, later=True, **_IN_VIEW)
+_OF = "tensorflow.python"
+_replace_argument(f"{_OF}.lib.io.tf_record", "TFRecordWriter.__init__", "path", _find_writable, when=overlay.is_on)
 _replace_argument(
-    "tensorflow.python.checkpoint.checkpoint", "TrackableSaver.restore", "save_path", _find_prefix, **_IN_VIEW
+    f"{_OF}.summary.writer.event_file_writer", "EventFileWriter.__init__", "logdir", _find_folder, later=True
 )
-_replace_argument("tensorflow.python.training.saver", "Saver.restore", "save_path", _find_prefix, **_IN_VIEW)
-_replace_argument(
-    "tensorflow.python.training.py_checkpoint_reader", "NewCheckpointReader", "filepattern", _find_prefix, **_IN_VIEW
-)
-_replace_argument("tensorflow", "compat.v1.train.string_input_producer", "string_tensor", _find_list, **_IN_VIEW)
+_replace_argument(f"{_OF}.profiler.profiler_v2", "start", "logdir", _find_folder, later=True)
+_replace_argument(f"{_OF}.checkpoint.checkpoint", "TrackableSaver.restore", "save_path", _find_prefix)
+_replace_argument(f"{_OF}.training.saver", "Saver.restore", "save_path", _find_prefix)
+_replace_argument(f"{_OF}.training.py_checkpoint_reader", "NewCheckpointReader", "filepattern", _find_prefix)
+_replace_argument("tensorflow", "compat.v1.train.string_input_producer", "string_tensor", _find_list)
 
 
 # TensorFlow's functions that create ops
@@ -253,7 +251,7 @@ def _find_stream(stream: Any) -> Any:
     return _FILE_STREAM + _find_writable(stream.removeprefix(_FILE_STREAM), "a")
 
 
-_replace_argument("tensorflow.python.ops.gen_logging_ops", "print_v2", "output_stream", _find_stream)
+_replace_argument(f"{_OF}.ops.gen_logging_ops", "print_v2", "output_stream", _find_stream, when=overlay.is_on)
 
 
 def _find_snapshot(path: Any) -> Any:

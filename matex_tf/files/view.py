@@ -1,10 +1,12 @@
 """Changing files through the two layers of a rank (`layers`): the lower is the disk, the upper a private folder.
 
-Only rank 0 changes the disk. Another rank writes its own files, which are in the upper layer. If it removes a file of
-the disk, the file stays there, and its key is hidden: this rank no longer sees it. The key of a file is its canonical
-absolute path, such as `/home/me/log.txt`. Its place in the upper layer is `root + key`, below the private folder.
-`Layers` describes all fields, also `removed`, `_changed` and `_uncached`. Each change here is recorded by
-`mark_changed`.
+Only rank 0 changes the disk. Another rank writes its own files, which are in the upper layer. The key of a file is its
+canonical absolute path, such as `/home/me/log.txt`. Its place in the upper layer is `root + key`, below the private
+folder. `mark_changed` records the key of each file that this rank creates, changes or removes.
+
+If a rank removes a file of the disk, the file stays there, and its key is hidden: this rank no longer sees it. `hidden`
+says for keys whether they are hidden. A key without an entry is hidden if its folder is. An entry False is a file that
+is visible again, also in a hidden folder, because rank 0 has saved it on the disk for all ranks.
 """
 
 from __future__ import annotations
@@ -36,14 +38,15 @@ class View(Layers):
         watched, because the child may make files.
         """
         self._limit.start_watching()
-        return os.path.dirname(self.root), self.notes.describe(), self.removed.copy(), self._excluded
+        return os.path.dirname(self.root), self.notes.describe(), self.hidden.copy(), self._excluded
 
     @classmethod
-    def adopt(cls, folder: str, notes: tuple[Any, ...], removed: dict[str, bool], excluded: set[str]) -> View:
+    def adopt(cls, folder: str, notes: tuple[Any, ...], hidden: dict[str, bool], excluded: set[str]) -> View:
         """In a child process: the view of the rank that has started the process, from its `share_with_child`."""
         view = cls(folder, journal.Journal.adopt(*notes))
-        view.removed, view._excluded = removed, excluded
-        view.mark_changed(os.sep)  # the rank may write files and links, also later
+        view.hidden, view._excluded = hidden, excluded
+        # The rank may write files and links, also later. With a change recorded, `used` is true.
+        view.mark_changed(os.sep)
         view._has_links = True
         view._limit.stop_watching()  # the rank watches the size of the folder
         view.known.note_child()
@@ -53,7 +56,7 @@ class View(Layers):
         """Use the file `key` of the disk, saved by rank 0 for all, even if this rank has written or removed it."""
         if self.is_own(key) or self.is_hidden(key):
             self._hide_key(key)  # removes this rank's own file
-            self.removed[key] = False
+            self.hidden[key] = False
             # This rank sees the folder of the file again, if it has removed the folder.
             self._make_upper_folder(os.path.dirname(key))
 
@@ -76,7 +79,7 @@ class View(Layers):
         """
         self.return_to_disk()
         # The script had removed these keys on all ranks; the command has created them.
-        self.removed |= {key: False for key in self.removed.copy() if os.path.lexists(key)}
+        self.hidden |= {key: False for key in self.hidden.copy() if os.path.lexists(key)}
         open_paths = {path for _, path, _ in list_open_files("self")}
         for key in own_keys:
             place = self.locate_upper(key)
@@ -88,16 +91,18 @@ class View(Layers):
             if are_files and may_replace and not filecmp.cmp(key, place, shallow=False):
                 os.unlink(place)
                 shutil.copy2(key, place)
-        self.known.forget()
+        self.known.forget()  # `hidden` has changed; the names of `own_keys` are recorded already
 
     def locate_readable(self, key: str) -> str:
         """The real path for reading `key`."""
         place = self.locate(key)
         if place is not None:
             return place
-        # For this rank `key` does not exist. The disk may have it: rank 0 is ahead, or this rank has removed it. Then
-        # the caller gets a path in the upper layer, where there is no file, so that opening it fails.
-        return self.locate_upper(key) if os.path.lexists(key) and not self._may_use_new(key) else key
+        if not os.path.lexists(key) or self._may_use_new(key):
+            return key
+        # The disk has `key`, but this rank does not see it: rank 0, which is ahead, has created it, or this rank has
+        # removed it. The path in the upper layer has no file, so opening it fails.
+        return self.locate_upper(key)
 
     def _may_use_new(self, key: str) -> bool:
         """Whether this rank may see `key` if rank 0, which is ahead in the script, has created it.
@@ -107,35 +112,29 @@ class View(Layers):
         return world.script_knows_ranks and not self.is_hidden(key)
 
     def is_folder_of_disk(self, key: str) -> bool:
-        """Whether this rank sees the folder `key` of the disk; the upper layer may have more files in it.
-
-        Also true for a folder that this rank has removed, once files in it were saved for all ranks (`show_file`): they
-        are on the disk, so rank 0 has created the folder there again.
-        """
+        """Whether this rank sees the folder `key` of the disk; the upper layer may have more files in it."""
         if not os.path.isdir(key):  # the disk is read before the notes, as in `locate_lower`
             return False
-        shown_keys = [path for path, is_hidden in self.removed.copy().items() if not is_hidden]
+        if self.locate_lower(key) == key:
+            return True
+        # This rank has removed the folder. But if files in it were saved for all ranks since (`show_file`), rank 0 has
+        # created the folder again. It is another folder by now if a note, not reached yet, says that rank 0 changes it.
+        shown_keys = [path for path, is_hidden in self.hidden.copy().items() if not is_hidden]
         has_shown_file = any(key in journal_reader.list_parents(path) for path in shown_keys)
-        return self.locate_lower(key) == key or (has_shown_file and self.notes.find_before(key) is None)
+        return has_shown_file and self.notes.find_before(key) is None
 
     def locate_for_child(self, key: str) -> str:
         """The real path of `key` for a process that does not use the view, such as a command.
 
-        The path is in the upper layer for
-
-        - a file that this rank has written,
-        - a folder whose files are all in the upper layer,
-        - a missing file in a folder that is only in the upper layer, because the process may create the file.
-
-        Otherwise it is on the disk, also for a folder with files of both layers, of which the process then sees only
-        the files on the disk. Such a folder may be one that this rank has removed and created, if files in it were
-        then saved for all ranks (`show_file`).
+        Of a folder with files of both layers, the process sees only the files on the disk.
         """
         folder = os.path.dirname(key)
-        if not self.is_own(key):
-            is_in_upper = self.locate_lower(key) is None and self.is_own(folder) and self.locate_lower(folder) is None
-        else:
+        if self.is_own(key):
             is_in_upper = not self.is_folder(key) or self.has_only_own(key)
+        else:
+            # A missing file in a folder that is only in the upper layer: the process may create the file there.
+            is_folder_in_upper = self.is_own(folder) and self.locate_lower(folder) is None
+            is_in_upper = is_folder_in_upper and not self.exists(key)
         if not is_in_upper:
             return key
         self.stop_caching(key if os.path.isdir(self.locate_upper(key)) else folder)  # the process may write there
@@ -150,7 +149,7 @@ class View(Layers):
         self._limit.start_watching()
         if self.is_own(key):
             return self.locate_upper(key)
-        self.mark_changed(key)
+        self.mark_changed(key)  # before the change, which the caller makes
         lower = self.locate_lower(key)
         if lower is None:  # a new file
             self.ensure_folder(os.path.dirname(key))
@@ -234,7 +233,7 @@ class View(Layers):
                 raise make_error(errno.EISDIR, key)
             if folder and self.list_names(key):
                 raise make_error(errno.ENOTEMPTY, key)
-        self._hide_key(key, may_have_links=folder or mode is None or stat.S_ISLNK(mode))
+        self._hide_key(key, mode)
 
     def remove_tree(self, key: str) -> None:
         mode = self._find_mode(key)
@@ -243,8 +242,8 @@ class View(Layers):
         self._hide_key(key)
 
     def _find_mode(self, key: str) -> int | None:
-        """The mode of `key`, which is about to be removed. None if it is unknown: rank 0 has already removed `key`,
-        which was too large to copy. The callers then do not check whether it is a folder.
+        """The mode of `key`, which is about to be removed. None: rank 0, which is ahead, has removed `key` already, and
+        it was too large for a copy in the journal. The callers then do not check whether `key` is a folder.
 
         Raises:
             FileNotFoundError: `key` does not exist for this rank.
@@ -264,23 +263,21 @@ class View(Layers):
             raise make_error(errno.ENOENT, key)
         return None
 
-    def _hide_key(self, key: str, may_have_links: bool = True) -> None:
-        """Remove `key` from the upper layer, and hide it in the lower one.
-
-        may_have_links: `key` may be a link, or a folder with links, which may still be on the disk. False: a file.
-        """
+    def _hide_key(self, key: str, mode: int | None = None) -> None:
+        """Remove `key` from the upper layer, and hide it in the lower one. mode: of `key`; None: unknown."""
         # Several threads may remove files at the same time, so the map is changed in place, and a copy is searched.
-        self.removed[key] = True
-        inside = os.path.join(key, "")
-        for path, is_hidden in self.removed.copy().items() if may_have_links else ():
-            if not is_hidden and path.startswith(inside):
-                self.removed.pop(path, None)
+        self.hidden[key] = True
+        if mode is None or not stat.S_ISREG(mode):  # a folder, whose contents are hidden with it, or a link
+            inside = os.path.join(key, "")
+            for path, is_hidden in self.hidden.copy().items():
+                if not is_hidden and path.startswith(inside):
+                    self.hidden.pop(path, None)
+            self._has_links = True  # the disk may still have the link, or links in the folder
         upper = self.locate_upper(key)
         if os.path.isdir(upper) and not os.path.islink(upper):
             shutil.rmtree(upper)
         elif os.path.lexists(upper):
             os.unlink(upper)
-        self._has_links = self._has_links or may_have_links
         self.mark_changed(key)
 
     def copy_file(self, key: str) -> str:
@@ -333,7 +330,7 @@ class View(Layers):
                     self.mark_changed(os.path.join(folder, name)[len(self.root) :])
             self.mark_changed(target_key)
         if source_key is not None:
-            self._hide_key(source_key, may_have_links=mode is None or not stat.S_ISREG(mode))
+            self._hide_key(source_key, mode)
 
     def _check_target(self, key: str, target: str, source_key: str | None, is_folder: bool) -> None:
         """Raise the error of the system if `source_key`, a folder or not, cannot be moved to `key`, named `target`."""

@@ -35,8 +35,7 @@ def _wrap_list(original: Any) -> Any:
         if stops_within or events.batch_ended.is_heard:
             self._async_train = False  # Keras 3: the ends of training batches are reported in this thread
             self._should_call_train_batch_hooks = True  # Keras 2
-        first_callback, last_callback = first_class(), last_class()
-        first_callback.callbacks, last_callback.stops_within = self, stops_within
+        first_callback, last_callback = first_class(self), last_class(stops_within)
         for callback in (first_callback, last_callback):
             callback.set_params(getattr(self, "params", None))
             callback.set_model(getattr(self, "model", None))
@@ -51,10 +50,9 @@ def _make_callbacks(base: Any) -> tuple[Any, Any]:
     class CompareWeights(events.Watcher, base):
         """The first callback. callbacks: Keras' list of all callbacks. is_within_fit: `fit` is running."""
 
-        def __init__(self) -> None:
+        def __init__(self, callbacks: Any):
             super().__init__()
-            self.is_within_fit = False
-            self.callbacks: Any = None
+            self.callbacks, self.is_within_fit = callbacks, False
 
         def on_train_begin(self, logs=None):
             agreement.agree_on_model(self.model)
@@ -81,7 +79,9 @@ def _make_callbacks(base: Any) -> tuple[Any, Any]:
     class StopTogether(events.Watcher, base):
         """The last callback. stops_within: a callback may stop training within an epoch."""
 
-        stops_within = False
+        def __init__(self, stops_within: bool):
+            super().__init__()
+            self.stops_within = stops_within
 
         def on_train_begin(self, logs=None):
             events.training_began(self.model)

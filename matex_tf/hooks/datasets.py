@@ -100,10 +100,10 @@ def _take_in_trace(iterator: Any, take: Callable[[Any], Any]) -> Any:
     """The result of `take(iterator)` in a trace. Batches of each rank's own rows are traced for any number of rows."""
     from tensorflow.python.data.util import structure
 
-    own_data.require_shared(iterator)
+    own_data.require_shared(iterator)  # an error for own rows, unless a step that ranks share is traced (`tracing`)
     if not capture.tracing.is_on or not own_data.is_own(iterator):
         return take(iterator)
-    capture.tracing.has_opened = True
+    capture.tracing.has_opened = True  # an error in this trace may not be the script's
     spec, shapes = iterator._element_spec, iterator._flat_output_shapes
     iterator._element_spec = capture.open_spec(spec)
     iterator._flat_output_shapes = structure.get_flat_tensor_shapes(iterator._element_spec)
@@ -121,6 +121,7 @@ def _wrap_dataset_loop(original: Any) -> Any:
         if not capture.tracing.is_on:
             own_data.require_shared(ds)
             return original(ds, *args, **kwargs)
+        # A step that ranks share is traced. Its loop uses an iterator, whose batches they can share (`_wrap_iter`).
         return control_flow._tf_iterator_for_stmt(iter(ds), *args, **kwargs)
 
     return _tf_ag_dataset_for_stmt

@@ -9,6 +9,7 @@ they are, except in weak scaling, where the batch of `fit` becomes one batch for
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import math
 import threading
@@ -65,7 +66,7 @@ def _prepare(arguments: dict[str, Any], trains: bool) -> None:
     if is_weak and (batch_size or not steps):
         factor = world.get_world().trainers
         weak_scaling.say_weak("the batch given to fit is each rank's own")
-    elif is_weak:
+    elif is_weak:  # with `steps_per_epoch` and no batch size, the number of steps stays
         weak_scaling.say_steps_decide()
     if not are_own:
         if factor > 1:
@@ -163,21 +164,10 @@ def _wrap_batch(original: Any) -> Any:
     return compute_batch
 
 
-@_replace_method("predict")
-def _wrap_predict(original: Any) -> Any:
-    return _predict_apart(original, meets=True)
-
-
-@_replace_method("predict_on_batch")
-def _wrap_predict_on_batch(original: Any) -> Any:
-    """Unlike `predict`, it compares no weights. So a rank with its own rows calls it without the other ranks."""
-    return _predict_apart(original, meets=False)
-
-
 def _predict_apart(original: Any, meets: bool) -> Any:
     """Let a rank predict by itself, if the data are its own rows or arrays that differ between ranks.
 
-    meets: see `own_arrays.are_computed_alone`.
+    meets: all ranks make the call. False: a rank with its own rows may make it alone.
     """
     signature = inspect.signature(original)
 
@@ -197,3 +187,8 @@ def _predict_apart(original: Any, meets: bool) -> Any:
         return predictions if has_rows else tf.nest.map_structure(lambda rows: rows[:0], predictions)
 
     return predict
+
+
+# Only `predict` compares the ranks' weights (`callbacks`), which all ranks must do together.
+_replace_method("predict")(functools.partial(_predict_apart, meets=True))
+_replace_method("predict_on_batch")(functools.partial(_predict_apart, meets=False))

@@ -22,7 +22,8 @@ _INTERLEAVES, _READERS = ("FlatMap", "Interleave", "ParallelInterleave"), ("TFRe
 _UNINDEXED = ("Csv", "Load", "Sql")
 """Steps that read files whose records are not indexed."""
 
-# A step that reads files which are not indexed is looked up as "STEP: REASON".
+# Of each step or type of op (a regular expression, of which the first match counts), the replacement. A step that reads
+# files which are not indexed is looked up as "STEP: REASON".
 OF_STEPS = (
     ("a generator", "`Dataset.range(n)` and a map that makes element i"),
     ("a cache in a file", "`cache()` in memory, or `matex_tf.readers.DataSet`"),
@@ -52,9 +53,8 @@ OF_OPS = (
     ("Assign.*|ReadVariableOp|ResourceScatter.*", "no variable that a map assigns: `enumerate()` counts"),
     (".*", "ops without effects"),
 )
-"""For each step or type of op (a regular expression, of which the first match counts), its replacement."""
 NO_BATCHES = OF_OPS[0][0]  # "elements that are no batches"
-CACHED_VARIABLES = "a map that reads variables, and whose results are cached"
+CACHED_VARIABLES = "a map that reads variables, and whose results are cached"  # matches "a map .*"
 _COMPOSITE = {"RaggedTensorSpec": "ragged elements", "SparseTensorSpec": "sparse elements"}
 
 

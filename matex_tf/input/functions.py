@@ -215,16 +215,9 @@ def _find_related(changing_ops: Sequence[Any]) -> set[int]:
 
     The graph fixes the order of each such op and the op of `changing_ops`.
     """
-    return {id(op) for list_next in (_list_previous, _list_users) for op in reach(changing_ops, list_next)}
-
-
-def _list_previous(op: Any) -> list[Any]:
-    return [*op.control_inputs, *(tensor.op for tensor in op.inputs)]
-
-
-def _list_users(op: Any) -> list[Any]:
-    """The ops that run after an op, because they take its results or wait for it."""
-    return [*op._control_outputs, *list_consumers(op)]
+    earlier_ops = reach(changing_ops, lambda op: [*op.control_inputs, *(tensor.op for tensor in op.inputs)])
+    later_ops = reach(changing_ops, lambda op: [*op._control_outputs, *list_consumers(op)])
+    return set(map(id, [*earlier_ops, *later_ops]))
 
 
 def _reads_state(op: Any) -> bool:

@@ -23,7 +23,7 @@ import numpy as np
 from matex_tf import errors, ops
 from matex_tf.lazy import tf
 from matex_tf.runtime import objects, seeding
-from matex_tf.sharding import fingerprint
+from matex_tf.steps import batches
 from matex_tf.world import world
 
 FIRST = (0, 1)
@@ -76,7 +76,8 @@ def compare_items(source: Any, name: str) -> Comparison:
     except Exception as error:
         failure = error
     subject = f"items {FIRST[0]} and {FIRST[1]} of {name}"
-    digests = [] if failure else [source.num_batches, *(_digest(items[number]) for number in FIRST)]
+    item_digests = [batches.digest_tensors(tf.nest.flatten(items[number])) for number in FIRST if not failure]
+    digests = [] if failure else [source.num_batches, *item_digests]
     failure_text = f"{type(failure).__name__}: {failure}" if failure else ""
     reports = objects.allgather((digests, has_drawn, own_attribute, seconds, failure_text), f"comparing {subject}")
     if failure:
@@ -97,13 +98,6 @@ def compare_items(source: Any, name: str) -> Comparison:
     return Comparison([items[number] for number in FIRST], why, min(all_seconds))
 
 
-def _digest(item: Any) -> int:
-    digest = 0
-    for leaf in tf.nest.flatten(item):
-        digest = fingerprint.digest_value(leaf, digest)
-    return digest
-
-
 class State:
     """A record of the state that the making of an item may change: the attributes of an object, the random generators
     of the object and its classes' modules, and the global generators of Python, NumPy and TensorFlow.
@@ -116,8 +110,6 @@ class State:
     def __init__(self, source: Any):
         self._source = source
         walk = _Walk(source)
-        for generator in _list_global(source):
-            walk.visit(generator)  # so that `walk.generators` has it, too
         self._values = dict(vars(source))
         self._hashes = {name: walk.visit(value) for name, value in list(vars(source).items())}
         self._generators = list(walk.generators.values())
@@ -132,8 +124,6 @@ class State:
     def can_be_restored(self) -> bool:
         """Whether no value of an attribute was changed in place, so that `restore` restores all of them."""
         walk = _Walk(self._source)
-        for generator in _list_global(self._source):
-            walk.visit(generator)
         return all(walk.visit(value) == self._hashes[name] for name, value in self._values.items())
 
     def restore(self) -> None:
@@ -162,23 +152,19 @@ def _list_kinds() -> list[_Kind]:
     kinds = [
         _Kind(random.Random, methodcaller("getstate"), lambda generator, state: generator.setstate(state)),
         _Kind(np.random.RandomState, methodcaller("get_state"), lambda generator, state: generator.set_state(state)),
-        _Kind(np.random.Generator, lambda generator: generator.bit_generator.state, _write_bit_generator),
-        _Kind(tf.random.Generator, _read_variable, _write_variable),
+        _Kind(
+            np.random.Generator,
+            lambda generator: generator.bit_generator.state,
+            lambda generator, state: setattr(generator.bit_generator, "state", state),
+        ),
     ]
     keras_class = getattr(sys.modules.get("keras.random"), "SeedGenerator", None)
-    return kinds if keras_class is None else [*kinds, _Kind(keras_class, _read_variable, _write_variable)]
-
-
-def _write_bit_generator(generator: Any, state: Any) -> None:
-    generator.bit_generator.state = state
-
-
-def _read_variable(generator: Any) -> Any:
-    return generator.state.numpy()
-
-
-def _write_variable(generator: Any, state: Any) -> None:
-    generator.state.assign(state)
+    kinds += [
+        _Kind(kind, lambda generator: generator.state.numpy(), lambda generator, state: generator.state.assign(state))
+        for kind in (tf.random.Generator, keras_class)
+        if kind is not None
+    ]
+    return kinds
 
 
 def _find_kind(generator: Any) -> _Kind:
@@ -209,6 +195,8 @@ class _Walk:
         self.generators: dict[int, Any] = {}
         self._kinds = tuple(kind.type for kind in _list_kinds())
         self._seen: dict[int, Any] = {id(source): source}  # keeps the objects alive, so that ids stay unique
+        for generator in _list_global(source):
+            self.visit(generator)  # so that `generators` has it, too
 
     def visit(self, root: Any) -> int:
         """A hash of all objects that are reachable from `root` and were not visited before."""

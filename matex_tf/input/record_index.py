@@ -53,9 +53,9 @@ class State(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Bytes `first` to `last` - 1 of a file, which one rank reads. number: the index of the file in a list of files."""
+    """Bytes `first` to `last` - 1 of a file, which one rank reads. file: the index of the file in a list of files."""
 
-    number: int
+    file: int
     first: int
     last: int
 
@@ -168,43 +168,41 @@ def _is_settled(state: State) -> bool:
 
 
 def _find_records(
-    names: Sequence[bytes], states: Sequence[State], kind: str, needed_numbers: Sequence[int]
+    names: Sequence[bytes], states: Sequence[State], kind: str, needed_indices: Sequence[int]
 ) -> dict[int, record_files.Found]:
-    """The index of the files with these numbers: kept by an earlier run, or made by all ranks. Collective.
+    """The records of files by their indices in `names`: kept by an earlier run, or found by all ranks. Collective.
 
-    In the index of a text file, the offsets are the beginnings of lines, and the lengths are the bytes of lines.
+    Of a text file, the offsets are the beginnings of lines, and the lengths are the bytes of lines.
     """
-    index = {
-        number: record_files.Found(_NO_NUMBERS, _NO_NUMBERS, code=states[number].code, problem=states[number].problem)
-        for number in needed_numbers
+    records = {
+        index: record_files.Found(_NO_NUMBERS, _NO_NUMBERS, code=states[index].code, problem=states[index].problem)
+        for index in needed_indices
     }
-    existing_numbers = [number for number in needed_numbers if states[number].size >= 0]
     if kind == "fixed":
-        return index
+        return records
+    existing_indices = [index for index in needed_indices if states[index].size >= 0]
     folder = _find_folder() if world.get_world().rank == 0 else None
-    kept_records = (
-        {} if folder is None else {number: _read_kept(folder, states[number], kind) for number in existing_numbers}
-    )
-    kept_records = objects.broadcast(
-        {number: found_records for number, found_records in kept_records.items() if found_records},
-        "the kept index of records",
-    )
-    index.update(kept_records)
-    missing_numbers = [number for number in existing_numbers if number not in kept_records]
-    if missing_numbers:
+    kept_records: dict[int, record_files.Found] = {}
+    if folder is not None:
+        found = ((index, _read_kept(folder, states[index], kind)) for index in existing_indices)
+        kept_records = {index: file_records for index, file_records in found if file_records is not None}
+    kept_records = objects.broadcast(kept_records, "the kept index of records")
+    records.update(kept_records)
+    missing_indices = [index for index in existing_indices if index not in kept_records]
+    if missing_indices:
         me = world.get_world()
-        own_parts = deal_parts([states[number].size for number in missing_numbers], kind, me.size)[me.rank]
-        # With numbers in `names`, not in `missing_numbers`.
-        parts = [part._replace(number=missing_numbers[part.number]) for part in own_parts]
+        own_parts = deal_parts([states[index].size for index in missing_indices], kind, me.size)[me.rank]
+        # With indices in `names`, not in `missing_indices`.
+        parts = [part._replace(file=missing_indices[part.file]) for part in own_parts]
         own_records = [*zip(parts, _find_parts(parts, names, states, kind))]
         all_records = itertools.chain(*objects.allgather(own_records, "the index of records"))
         ordered_records = sorted(all_records, key=lambda part_and_records: part_and_records[0])
-        for number in missing_numbers:
-            pieces = [found_records for part, found_records in ordered_records if part.number == number]
-            index[number] = _join_pieces(pieces, kind, states[number].size)
-            if folder is not None and not index[number].problem and _is_settled(states[number]):
-                _keep(folder, states[number], kind, index[number])
-    return index
+        for index in missing_indices:
+            pieces = [found_records for part, found_records in ordered_records if part.file == index]
+            records[index] = _join_pieces(pieces, kind, states[index].size)
+            if folder is not None and not records[index].problem and _is_settled(states[index]):
+                _keep(folder, states[index], kind, records[index])
+    return records
 
 
 def deal_parts(sizes: Sequence[int], kind: str, ranks: int) -> list[list[Part]]:
@@ -215,19 +213,19 @@ def deal_parts(sizes: Sequence[int], kind: str, ranks: int) -> list[list[Part]]:
     ends = np.cumsum(sizes, dtype=np.int64).tolist()
     total_bytes = ends[-1] if ends else 0
     parts_by_rank: list[list[Part]] = [[] for _ in range(ranks)]
-    for number, (size, end) in enumerate(zip(sizes, ends)):
+    for file, (size, end) in enumerate(zip(sizes, ends)):
         if kind == "tfrecord":
             # The rank whose equal part of all bytes has the middle of the file.
             twice_middle = 2 * end - size
             rank = min(ranks - 1, twice_middle * ranks // (2 * total_bytes)) if total_bytes else 0
-            parts_by_rank[rank].append(Part(number, 0, size))
+            parts_by_rank[rank].append(Part(file, 0, size))
             continue
         begin = end - size  # of the file, in the bytes of all files
         for rank in range(ranks):
             first = max(begin, total_bytes * rank // ranks)
             last = min(end, total_bytes * (rank + 1) // ranks)
             if first < last:
-                parts_by_rank[rank].append(Part(number, first - begin, last - begin))
+                parts_by_rank[rank].append(Part(file, first - begin, last - begin))
     return parts_by_rank
 
 
@@ -237,8 +235,8 @@ def _find_parts(
     """The records of each part, found by threads that run no code of the script (`starts_own`)."""
 
     def find(part: Part) -> record_files.Found:
-        state = states[part.number]
-        return record_files.find_records(names[part.number], kind, state.size, state.mtime_ns, part.first, part.last)
+        state = states[part.file]
+        return record_files.find_records(names[part.file], kind, state.size, state.mtime_ns, part.first, part.last)
 
     with starts_own.set(), futures.ThreadPoolExecutor(_THREADS) as threads:
         return list(threads.map(find, parts))

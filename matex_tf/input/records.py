@@ -53,14 +53,14 @@ def make_tickets(dataset: Any) -> Records | str:
     index files that have changed; tickets that were made before are read from the former file while it is open, else
     they are an error.
     """
-    known_records = tags.get_tag(dataset, _RECORDS)
+    known_records: Records | None = tags.get_tag(dataset, _RECORDS)
+    if known_records is not None:
+        return record_index.index_files(known_records.names, known_records.kind) or known_records
     try:
-        result: Records | str = (
-            _renew(known_records) if known_records and known_records.names else _make_tickets(dataset)
-        )
+        result = _make_tickets(dataset)
     except CannotBeIndexed as reason:
         return str(reason)
-    if known_records is None and isinstance(result, Records):
+    if isinstance(result, Records) and result.names:
         tags.set_tag(dataset, _RECORDS, result)
     return result
 
@@ -90,11 +90,6 @@ def _make_tickets(dataset: Any) -> Records | str:
     graphs = [step_function.graph for step_function in pipelines.list_functions(step)]
     names_may_vary = any(node.op in pipelines.READS for graph in graphs for node in graph_ops.iterate_nodes(graph))
     return Records(_make_dataset(step, function, cpus), read, () if names_may_vary else tuple(names), kind)
-
-
-def _renew(known_records: Records) -> Records | str:
-    """The records, after changed files were indexed again; or the reason why that is impossible. Collective."""
-    return record_index.index_files(known_records.names, known_records.kind) or known_records
 
 
 def _make_reader(maps: Sequence[Map], spec: Any) -> Callable[[Any], Any]:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from matex_tf.input.functions import keep_apart
 from matex_tf.lazy import tf
 from matex_tf.rewrite.emit import Copy
-from matex_tf.rewrite.placement import BATCH, REPLICATED, SIZES, WHOLE
+from matex_tf.rewrite.placement import BATCH, REPLICATED, SHARDED, SIZES, WHOLE
 from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.propagate import read_program
 from matex_tf.rewrite.sharing import Exchanger, Slice
@@ -23,20 +23,46 @@ from matex_tf.rewrite.sharing import Exchanger, Slice
 class RowMap(NamedTuple):
     """A map of batches that a rank computes for its slice.
 
-    program: the ops of the map, with their placements.
-    captured: further inputs of the program, after the tensors of the batch: tensors outside of all graphs.
+    function: the map, a ConcreteFunction.
+    program: its ops, with their placements. Captured tensors of the function are the last inputs.
+    have_rows: which of the flat inputs have the rows of the batch.
     are_rows: which of the flat outputs have the rows of the batch; the others are equal on all ranks.
     """
 
+    function: Any
     program: Program
-    captured: list[Any]
+    have_rows: Sequence[bool]
     are_rows: list[bool]
 
     def build(self, inputs: Sequence[Any], batch_slice: Slice) -> list[Any]:
         """The flat outputs for the inputs of this slice of the batch, in the current graph."""
-        graph = tf.compat.v1.get_default_graph()
-        copy = Copy(batch_slice, Exchanger())
-        return keep_apart(copy.build(self.program, [*inputs, *map(graph.capture, self.captured)]))
+
+        def compute_slice() -> list[Any]:
+            graph = tf.compat.v1.get_default_graph()
+            captured = map(graph.capture, self.function.captured_inputs)
+            return Copy(batch_slice, Exchanger()).build(self.program, [*inputs, *captured])
+
+        def compute_whole() -> list[Any]:
+            whole = [tf.ensure_shape(tensor, spec.shape) for tensor, spec in zip(inputs, self.function.inputs)]
+            return tf.nest.flatten(self.function(*whole))
+
+        counts = [tf.shape(tensor, tf.int64)[0] for tensor, has_rows in zip(inputs, self.have_rows) if has_rows]
+        if not counts or not _may_use_slice(self.program):
+            return keep_apart(compute_slice())
+        # The program has one number of rows for all inputs. If components of the batch have different lengths, every
+        # rank has the whole batch, and runs the script's function.
+        is_even = tf.reduce_all(tf.equal(tf.stack(counts), batch_slice.count))
+        return keep_apart(tf.nest.flatten(tf.cond(is_even, compute_slice, compute_whole)))
+
+
+def _may_use_slice(program: Program) -> bool:
+    """Whether a result may depend on numbers of the slice: the map uses the number of rows, or an op is replaced."""
+    return any(
+        node.decision.emit is not None
+        or any(value.placement.kind == SIZES for value in (*node.inputs, *node.outputs))
+        or any(need is not None and need.kind in (SHARDED, SIZES) for need in node.decision.needs)
+        for node in program.iterate_nodes()
+    ) or any(value.placement.kind == SIZES for value in program.outputs)
 
 
 def find_row_map(function: Any, are_rows: Sequence[bool]) -> RowMap | str:
@@ -47,8 +73,7 @@ def find_row_map(function: Any, are_rows: Sequence[bool]) -> RowMap | str:
     It can be computed by rows if it needs no collective, and each result either has the rows of the batch, or is known
     to a rank without the other ranks: it is equal on all ranks (`REPLICATED`), or has numbers of rows (`SIZES`).
     """
-    captured = list(function.captured_inputs)
-    placements = [BATCH if has_rows else WHOLE for has_rows in are_rows] + [WHOLE] * len(captured)
+    placements = [BATCH if has_rows else WHOLE for has_rows in are_rows] + [WHOLE] * len(function.captured_inputs)
     try:
         program = read_program(function.graph, placements, takes_batches=False)
     except Exception as error:  # a rule of `rewrite` has failed; then every rank computes the script's own function
@@ -58,4 +83,4 @@ def find_row_map(function: Any, are_rows: Sequence[bool]) -> RowMap | str:
     program.gives = [BATCH if placement == BATCH else WHOLE for placement in output_placements]
     if program.has_collectives or not can_share:
         return "a map that needs the whole batch"
-    return RowMap(program, captured, [placement == BATCH for placement in output_placements])
+    return RowMap(function, program, are_rows, [placement == BATCH for placement in output_placements])

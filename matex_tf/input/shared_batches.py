@@ -56,6 +56,9 @@ class Source:
         self.is_compared = False
         steps = slice_bounds.list_pipeline(dataset)
         self._elements_come_again = not any(map(pipelines.has_outside_state, steps))
+        # Maps of the tickets run in parallel, which reads ahead, only if elements come again.
+        parallel_options = {"num_parallel_calls": _BATCHES_AHEAD, "deterministic": True}
+        self._map_options: dict[str, Any] = parallel_options if self._elements_come_again else {}
         self._options = dataset.options().merge(_make_options(steps))
         self._ticket_size = len(tickets.flatten_specs(deferred.tickets.element_spec))
         self._deal = self._make_deal(None)
@@ -77,6 +80,7 @@ class Source:
 
     def take(self, ticket: Sequence[Any], first: Any, count: Any, total: Any) -> list[Any]:
         """In a graph: the flat tensors with rows `first` to `first + count` of the batch of a ticket."""
+        total = tf.maximum(total, count)  # the first component of an uneven batch may not be the longest (`deal_rows`)
         batch_slice = Slice(first, count, total, contributes=tf.constant(True), keeps=tf.constant(False))
         rows = self.batches.compute(list(ticket), batch_slice)
         for tensor, (_, shape) in zip(rows, tickets.open_rows(self.batch_specs, self.batches.are_rows)):
@@ -92,16 +96,12 @@ class Source:
             digest = tf.bitcast(tickets.digest_ticket(ticket, self.batches.windows), tf.int64)
             return first, count, total, has_rows, digest, *self.take(ticket, first, count, total), *ticket
 
-        slices = tickets.map_dataset(self.batches.tickets, work, **self._choose_map_options())
+        slices = tickets.map_dataset(self.batches.tickets, work, **self._map_options)
         ahead_count = _BATCHES_AHEAD if self._elements_come_again else iteration.count_ahead(self.dataset)
         slices = slices.prefetch(ahead_count) if ahead_count else slices
         if not any(map(pipelines.may_vary, slice_bounds.list_pipeline(self.dataset))):
             slices = slices.take(0).concatenate(slices)  # an unused iterator costs little: `_make_whole_batches`
         return slices.with_options(self._options)
-
-    def _choose_map_options(self) -> dict[str, Any]:
-        """How maps of the tickets run: in parallel, which reads ahead, only if elements come again."""
-        return {"num_parallel_calls": _BATCHES_AHEAD, "deterministic": True} if self._elements_come_again else {}
 
     def iterate(self, make_iterator: Any) -> Any:
         """An iterator of whole batches for any code; steps take slices from the iterator beneath it.
@@ -133,7 +133,7 @@ class Source:
             return tickets.pack(self.spec, tensors)
 
         with tf.init_scope():  # functions that are traced later iterate over it, too
-            dataset = tickets.map_dataset(self.batches.tickets, work, **self._choose_map_options())
+            dataset = tickets.map_dataset(self.batches.tickets, work, **self._map_options)
             dataset = dataset.with_options(self._options)
             batches.note_dealt(dataset._variant_tensor, batches.Dealt(self, self._slices._variant_tensor))
             return dataset

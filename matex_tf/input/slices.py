@@ -1,4 +1,4 @@
-"""Iterators of slices of batches: `SharedBatches` takes from one, `Batch` is what it gives.
+"""The iterator of a rank's slices of batches, `SharedBatches`, which gives each as a `Batch`.
 
 With 2 ranks, the iterator of rank 0 makes rows 0-15 of each batch of 32 ahead (`shared_batches`). Its element also has
 the *ticket* of the batch, a stand-in from which a rank can make any rows. If a step needs other rows than were made,
@@ -48,6 +48,7 @@ class SharedBatches:
             state = self.iterator._serialize_to_tensors()[_STATE]
             if draw_counts == self._count_draws():
                 break
+        # The state is a vector of variants. As a TensorList, the counts are one more variant.
         saved_counts = tf.raw_ops.TensorListFromTensor(
             tensor=tf.constant(draw_counts, tf.int64), element_shape=tf.zeros([0], tf.int32)
         )
@@ -80,61 +81,69 @@ class SharedBatches:
 class Batch:
     """A batch of which this rank has made its slice, or all rows; it makes other rows on demand. See `batches.Batch`.
 
-    element: the flat tensors of an element of the iterator of slices: first, count, total, contributes and digest (see
-        `batches.NUMBERS`), the rows that were made, the ticket.
+    element: the flat tensors of an element of the iterator of slices: first, count, total, contributes (false if the
+        batch has no row for this rank) and digest (see `batches.NUMBERS`), the rows that were made, the ticket.
     ticket_digest: a hash of the ticket.
-    is_even: all components of the batch have equally many rows; if not, this rank has made all rows.
+    is_even: all components of the batch have equally many rows. If not, this rank has made all rows. Callers then take
+        the batch whole: it has no slices.
 
-    _rows, _bounds: the rows that were made, and which they are. _whole: the whole batch, once it is made.
-    _error: the error of a whole batch that was made for a comparison.
+    _rows, _bounds: the rows that were made, and which they are. _has_all_rows: they are all rows of the batch.
+    _whole: the whole batch, once it is made.
+    _error: the error of `digest`, which `take_slice` raises.
     """
 
     def __init__(self, source: Any, element: Sequence[Any]):
         self.source = source
-        first, count, self.total, contributes, self.ticket_digest = (
+        first, count, total, contributes, self.ticket_digest = (
             number.numpy().item() for number in element[: batches.NUMBERS]
         )
         rows_end = batches.NUMBERS + len(source.batch_specs)
-        self._numbers = element[: batches.NUMBERS - 1]  # without the digest
         self._rows, self._ticket = list(element[batches.NUMBERS : rows_end]), list(element[rows_end:])
-        self._bounds = batches.Bounds(first, count, contributes)
         self._whole: list[Any] | None = None
         self._error: Exception | None = None
-        row_counts = {
-            tensor.shape.as_list()[0] for tensor, is_rows in zip(self._rows, source.batches.are_rows) if is_rows
-        }
-        # For an uneven batch, `deal_rows` makes all rows. `total` is the number of rows of the first component, so a
-        # larger `count` shows that another component is longer.
-        self.is_even = len(row_counts) == 1 and count <= self.total
+        row_counts = {tensor.shape.as_list()[0] for tensor, is_rows in zip(self._rows, source.are_rows) if is_rows}
+        self.is_even = len(row_counts) == 1
+        # `total` and `count` are those of the ticket, whose components may have other lengths than these rows: a map
+        # may have dropped a component. `deal_rows` then makes all rows.
+        self._has_all_rows = first == 0 and count >= total
+        self.total = max(row_counts) if self._has_all_rows else total
+        self._bounds = batches.Bounds(first, self.total if self._has_all_rows else count, contributes)
 
     def take_slice(self, ratios: Any = None) -> list[Any]:
+        """This rank's rows and their numbers, see `batches.Batch`. Collective if the script pads the batch: then
+        `pad_alike` pads rows to the longest row of all ranks.
+
+        ratios: each rank's share of a batch; None: equal shares. The iterator makes slices of these ratios from now on.
+        """
         if self._error is not None:
             raise self._error
-        self.source.work_on(ratios)  # from now on, the iterator makes slices of these ratios ahead
+        self.source.work_on(ratios)
         bounds = batches.find_bounds(self.total, ratios)
-        if bounds == self._bounds:  # the rows that were made; `pad_alike` pads them to the longest row of all ranks
-            return [*self.source.pad_alike(self._rows), *self._numbers]
-        return [*self.source.pad_alike(self._make(bounds)), *batches.make_numbers(bounds, self.total)]
+        rows = self._rows if bounds == self._bounds else self._make(bounds)
+        return [*self.source.pad_alike(rows), *batches.make_numbers(bounds, self.total)]
 
     def _make(self, bounds: batches.Bounds) -> list[Any]:
         """The flat tensors with other rows than were made."""
-        if self._has_all_rows():
-            return batches.slice_rows(self._rows, self.source.batches.are_rows, bounds)
+        if self._has_all_rows:
+            return batches.slice_rows(self._rows, self.source.are_rows, bounds)
         return self.source.make_again(self._ticket, bounds.first, bounds.number, self.total)
 
-    def _has_all_rows(self) -> bool:
-        return (self._bounds.first, self._bounds.number) == (0, self.total)
-
     def take_whole(self) -> list[Any]:
-        if not self.is_even or self._has_all_rows():
+        if self._has_all_rows:
             return self._rows
         if self._whole is None:
             self._whole = self._make(batches.Bounds(0, self.total, True))
         return self._whole
 
     def digest(self) -> tuple[int, int] | None:
-        """For the first batch of a dataset, a hash of all of its rows, which this rank makes; otherwise a hash of its
-        ticket.
+        """The number of rows and a hash, for a comparison between ranks.
+
+        The first batch of a dataset is made whole, and its rows are hashed: files, or functions without a seed, may
+        give each rank other rows for the same ticket. Of later batches the ticket is hashed, which costs nothing and
+        shows another order of the data.
+
+        Of a batch that cannot be made the result is None. The error waits for `take_slice`: a rank that raises it here
+        would be missing in the comparison, which is collective.
         """
         if self.source.is_compared:
             return self.total, self.ticket_digest

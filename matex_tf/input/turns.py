@@ -342,7 +342,8 @@ class Pass:
                 shapes = [tuple(tensor.shape) for tensor in tensors]
                 digest = batches.digest_tensors(tensors) if is_compared else None
             except tf.errors.OpError as error:
-                failure = error.error_code, self._describe_failure(number, error)
+                place = f"rank {me.rank} ({me.host}) cannot make item {number} of {self.source.name}"
+                failure = error.error_code, f"{place}: {error.message}"
         own_report = position, number, shapes, digest, failure  # a plain tuple to send
         if is_compared:
             reports = [_Report(*report) for report in objects.allgather(own_report, NEXT)]
@@ -360,10 +361,6 @@ class Pass:
         self._move_to(position + 1)
         own_tensors = tensors if me.rank == maker else None
         return SentItem(self.source, number, maker, own_tensors, report.shapes, report.failure)
-
-    def _describe_failure(self, number: int, error: Any) -> str:
-        me = world.get_world()
-        return f"rank {me.rank} ({me.host}) cannot make item {number} of {self.source.name}: {error.message}"
 
     def _compare(self, reports: Sequence[_Report]) -> None:
         """Print a note if ranks have made different items of the same number."""

@@ -1,12 +1,14 @@
 """`matex run --check`: compare the first steps of a script alone with the same steps on several ranks.
 
 `check_script` calls `run_once` for both runs, and prints the rows of `compare_outcomes`. Each run works in its own
-mirror of the current folder: a copy, in which large files and folders are links. By the setting `check` (MATEX_CHECK),
-each rank stops after some steps, and writes its weights and the figures of each step into a file for `run_once`.
+mirror of the current folder (`files.mirror`): small files are copies, large files and folders are links to the
+originals. By the setting `check` (MATEX_CHECK), each rank stops after some steps, and writes its weights and the
+figures of each step into a file for `run_once`.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -47,7 +49,7 @@ class Outcome:
     figures: list[list[float]]  # loss and metrics of each training step
     weights: list[np.ndarray]  # of rank 0, after the last step
     agree: bool  # all ranks have recorded the same weights, bit for bit
-    shared: Sequence[str] = ()  # the user's own folders, in which the run wrote directly
+    shared: Sequence[str] = ()  # the user's own folders, to which the mirror links; files written there are not listed
 
 
 @dataclass(frozen=True)
@@ -94,9 +96,9 @@ def is_same_line(alone_line: str, together_line: str) -> bool:
 
 
 def make_mirror(source: Path, target: Path, may_share: bool) -> Mirror:
-    """Mirror `source` at `target`: copy files, `ALL_COPIED_BYTES` in all at most, and link to the rest in `source`.
+    """Mirror `source` at `target`, with copies of `ALL_COPIED_BYTES` in all at most, however large each file is.
 
-    Raises click.UsageError if not `may_share`, and the script could overwrite a large file of the user.
+    Raises click.UsageError if the script could overwrite an original, unless `may_share` (--share) allows that.
     """
     mirror = mirror_folder(source, target, largest=ALL_COPIED_BYTES)
     # `mirror.folders` and `mirror.files` are originals that the mirror only links to. A file that is not writable and a
@@ -116,25 +118,23 @@ def make_mirror(source: Path, target: Path, may_share: bool) -> Mirror:
 
 
 def run_once(
-    command: Sequence[str], target: Sequence[str], steps: str, folder: Path, source: Path, ranks: int = 1,
+    command: Sequence[str], target: Sequence[str], steps: int, folder: Path, source: Path, ranks: int = 1,
     may_share: bool = False,
 ) -> Outcome:  # fmt: skip
-    """Run `target` by `command`, which starts `ranks` ranks, in a mirror of `source` with the setting `check`.
+    """Run `target` by `command`, which starts `ranks` ranks, in a mirror of `source`, for `steps` training steps.
 
-    `folder` is a new folder for the mirror, and for the files in which the ranks note their weights and figures. The
-    stderr of the run goes to the terminal.
-
-    Raises click.UsageError, see `make_mirror`.
+    `folder` is a new folder for the mirror, and for the records: the files in which the ranks write their weights and
+    figures. The stderr of the run goes to the terminal. Raises click.UsageError, see `make_mirror`.
     """
-    copy_folder, notes_folder = folder / "place", folder / "notes"
-    notes_folder.mkdir(parents=True)
-    mirror = make_mirror(source, copy_folder, may_share)
-    files_before = list_files(copy_folder)
+    mirror_path, records_path = folder / "mirror", folder / "records"
+    records_path.mkdir(parents=True)
+    mirror = make_mirror(source, mirror_path, may_share)
+    files_before = list_files(mirror_path)
     started_at = time.monotonic()
-    environment = {**os.environ, "MATEX_CHECK": f"{steps}:{notes_folder}", "TF_CPP_MIN_LOG_LEVEL": "2"}
-    mirror_command = [*command, *make_mirror_command(target, source, copy_folder)]
+    environment = {**os.environ, "MATEX_CHECK": f"{steps}:{records_path}", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    mirror_command = [*command, *make_mirror_command(target, source, mirror_path)]
     with started.start_process(
-        mirror_command, started.PATIENCE, cwd=copy_folder, env=environment, stdout=subprocess.PIPE
+        mirror_command, started.PATIENCE, cwd=mirror_path, env=environment, stdout=subprocess.PIPE
     ) as process:
         try:
             output, code = process.communicate(timeout=MAX_SECONDS)[0], process.returncode
@@ -144,8 +144,8 @@ def run_once(
     seconds = time.monotonic() - started_at
     for path in mirror.list_changed_originals():
         print(f"matex: {path} has changed during the check: it is the original, not a copy", flush=True)
-    files = {name for name, file_stamp in list_files(copy_folder).items() if files_before.get(name) != file_stamp}
-    records = [_read_record(file) for file in sorted(notes_folder.glob("rank-*.npz"))]
+    files = {name for name, file_stamp in list_files(mirror_path).items() if files_before.get(name) != file_stamp}
+    records = [_read_record(file) for file in sorted(records_path.glob("rank-*.npz"))]
     figures, weights = records[0] if records else ([], [])
     return Outcome(
         code=code if code >= 0 else 128 - code, seconds=seconds,
@@ -171,7 +171,6 @@ def _are_identical(weights: Sequence[np.ndarray], other_weights: Sequence[np.nda
 
 
 def compare_outcomes(alone: Outcome, together: Outcome) -> list[Row]:
-    """The rows of the table."""
     figures = _find_largest_difference(alone.figures, together.figures)
     has_as_many_weights = len(alone.weights) == len(together.weights)
     weights = _find_largest_difference(alone.weights, together.weights) if has_as_many_weights else np.inf
@@ -206,8 +205,8 @@ def _find_largest_difference(
 
 
 def _compare_printed_lines(alone: Sequence[str], together: Sequence[str]) -> Row:
-    # The appended "" makes the first surplus line of the longer output a pair, too.
-    line_pairs = zip([*alone, ""], [*together, ""])
+    # A surplus line of the longer output is compared with "".
+    line_pairs = itertools.zip_longest(alone, together, fillvalue="")
     unlike_pair = next(((a, b) for a, b in line_pairs if not is_same_line(a, b)), None)
     note = f"first: {unlike_pair[0][:60]!r} and {unlike_pair[1][:60]!r}" if unlike_pair else ""
     are_equal = unlike_pair is None and len(alone) == len(together)
@@ -235,17 +234,12 @@ def format_table(rows: Sequence[Row], ranks: int, alone: Outcome, together: Outc
 
 
 def check_script(
-    ranks: int,
-    target: Sequence[str],
-    alone: Sequence[str],
-    together: Sequence[str],
-    steps: int,
-    may_share: bool = False,
-    parent: str | os.PathLike[str] | None = None,
-) -> int:
-    """Run `target` by both commands for `steps` training steps and print the table. Returns 1 if anything differs.
+    ranks: int, target: Sequence[str], alone: Sequence[str], together: Sequence[str], steps: int,
+    may_share: bool = False, parent: str | os.PathLike[str] | None = None,
+) -> int:  # fmt: skip
+    """Run `target` by the commands `alone` and `together`, and print the table. Returns 1 if anything differs.
 
-    `parent` is a folder for the copies that all hosts see; None if all ranks run on this host.
+    `parent` is a folder for the mirrors, which all hosts see; None, a temporary folder, if all ranks run on this host.
 
     Raises click.UsageError, see `make_mirror`.
     """
@@ -257,11 +251,11 @@ def check_script(
         folder = temporary_folder / "run"  # the same path for both runs, because a script may print it
         for run_name, command, size in (("alone", alone, 1), (f"on {ranks} ranks", together, ranks)):
             print(f"matex: {steps} steps {run_name} ...", flush=True)
-            outcomes.append(run_once(command, target, str(steps), folder, Path.cwd(), size, may_share))
+            outcomes.append(run_once(command, target, steps, folder, Path.cwd(), size, may_share))
             folder.rename(temporary_folder / run_name)
             if run_name == "alone" and outcomes[0].code:
                 print(
-                    f"matex: the script failed alone. It ran as a copy at {folder / 'place'}, and the folders above "
+                    f"matex: the script failed alone. It ran as a copy at {folder / 'mirror'}, and the folders above "
                     "the current one are missing: start from the uppermost folder that the script uses",
                     flush=True,
                 )

@@ -96,7 +96,10 @@ def matex(ctx: click.Context) -> int:
     "--strategy", type=STRATEGY, metavar="NAME",
     help="Who updates the weights: auto, allreduce, sharded, servers:S, async or local:H.",
 )  # fmt: skip
-@click.option("--adapt", flag_value="on", is_flag=False, type=ADAPT, metavar="[=ranks]", help=run_options.ADAPT_HELP)
+@click.option(
+    "--adapt", flag_value="on", is_flag=False, type=ADAPT, metavar="[=ranks]",
+    help="Give slower ranks fewer rows; the result stays the same. =ranks: also change the number of ranks.",
+)  # fmt: skip
 @click.option(
     "--memory", type=BYTES, default=0.0,
     help="The memory of a rank, as 16GiB, or here: larger slices are computed in parts.",
@@ -140,7 +143,8 @@ def run_script(ctx: click.Context, /, **_: Any) -> int:
         # The printed lines of first steps are compared. What the user's runs have saved and recorded stays as it is.
         for name in ("MATEX_STATE", "MATEX_RECORD", "MATEX_TIMELINE", "MATEX_LOG_DIR"):
             os.environ.pop(name, None)
-        environment = {**os.environ, "MATEX_CHECK": ""}  # `check_run` sets it, and mpirun forwards it to other hosts
+        # mpirun forwards the settings in `environment` to other hosts by name; `check_run` sets the value of this one.
+        environment = {**os.environ, "MATEX_CHECK": ""}
         alone = [sys.executable, "-m", "matex_tf"]
         together = command_line.make_command_line(replace(run, target=[], environment=environment))
         return check_run.check_script(run.ranks, run.target, alone, together, run.steps, run.share, shared_folder)
@@ -203,7 +207,7 @@ def show_settings(name: str | None) -> int:
 
 
 def parse_run(run_arguments: Sequence[str]) -> Run:
-    """Parse `run_arguments`, the words after `matex run`. Raises click.UsageError."""
+    """Parse `run_arguments`, the words after `matex run`, for tests. Raises click.UsageError."""
     return run_options.read_run(
         run_script.make_context("run", list(run_arguments), parent=matex.make_context("matex", []))
     )

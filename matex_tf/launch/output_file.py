@@ -37,12 +37,7 @@ class Outlet:
     def __enter__(self) -> Outlet:
         output_status, error_status = _read_status(1), _read_status(2)
         should_copy_errors = error_status is not None and not os.isatty(2)  # a terminal does not show NUL bytes
-        if (
-            output_status is not None
-            and error_status is not None
-            and should_copy_errors
-            and os.path.samestat(output_status, error_status)
-        ):
+        if output_status is not None and should_copy_errors and os.path.sameopenfile(1, 2):
             # The relative order of the streams matters. The script's own output may contain NUL bytes, but hardly at
             # the beginning of a line.
             self._copies["standard output and error"] = _Copy([1, 2], drops=r"(?<=\n)\0+")

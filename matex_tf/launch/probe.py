@@ -14,6 +14,9 @@ from matex_tf.world import child_process, mpirun_options, task_environment
 
 SHARED_BYTES = 16 << 20  # the shared memory that each rank of Open MPI 5 requires
 
+_TIMEOUT = 120  # seconds in which a child must answer
+
+# "path" is the shortest name of a loaded libmpi*, such as libmpi.so.40 beside libmpi_usempif08.so.
 MPI_LIBRARY = """
 import json, os, mpi4py
 mpi4py.rc.initialize = False
@@ -50,7 +53,7 @@ print(json.dumps({"tensorflow": tf.__version__, "keras": keras_version, "ops": o
 """
 
 
-def ask_child(program: str, timeout: float = 120, extra_variables: Mapping[str, str] | None = None) -> dict[str, Any]:
+def ask_child(program: str, extra_variables: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Run the Python text `program` in a child, with `extra_variables` in its environment.
 
     Returns the JSON object in the last line of its output; after a failure {"error": last line of stderr}.
@@ -59,10 +62,10 @@ def ask_child(program: str, timeout: float = 120, extra_variables: Mapping[str, 
         environment = {**task_environment.remove_job_variables(os.environ), **(extra_variables or {})}
         command = child_process.make_python_command(program)
         child = subprocess.run(
-            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout
+            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TIMEOUT
         )
     except subprocess.TimeoutExpired:
-        return {"error": f"no answer within {timeout:.0f} s"}
+        return {"error": f"no answer within {_TIMEOUT} s"}
     lines = child.stdout.strip().splitlines()
     if child.returncode == 0 and lines:
         return json.loads(lines[-1])

@@ -122,15 +122,15 @@ class RestartedRun:
             with child_process.handle_signals(process.STOP_REQUESTS | _INTERRUPTS, _raise_request):
                 kind, code = self._run_attempts()
         except _StopRequest as request:
-            if request.number in _INTERRUPTS:
-                return self._report_interrupt({request.number})
-            name = signal.Signals(request.number).name
+            (number,) = request.args
+            if number in _INTERRUPTS:
+                return self._report_interrupt({number})
             next_run = f"the same command goes on from {self.state} (exit code {EXIT_REQUEUE})"
-            self._say(f"{name} before the restart; {next_run}")
+            self._say(f"{signal.Signals(number).name} before the restart; {next_run}")
             return EXIT_REQUEUE
         if kind == INTERRUPTED:
             return self._report_interrupt(self._received_signals & _INTERRUPTS)
-        if kind == LOST:
+        if kind == LOST:  # `_run_attempts` has reported it
             return code or EXIT_UNPROVED
         if kind == STOPPED and code != 0:
             self._say(
@@ -183,7 +183,7 @@ class RestartedRun:
                 )
             if kind != LOST:
                 return kind, code
-            changes.forget_last()  # a later loss may have another cause
+            changes.forget_last()  # the hosts to which undoing it would return may be lost
             self._losses.append(explain_end(code))
             if "SLURM_JOB_ID" in os.environ:
                 # A Slurm step that lost a host keeps its cores until Slurm notices, which may take minutes.
@@ -235,11 +235,7 @@ class RestartedRun:
 
 
 class _StopRequest(Exception):
-    """This process received a signal that asks it to end."""
-
-    def __init__(self, number: int):
-        super().__init__(number)
-        self.number = number
+    """This process received a signal that asks it to end. The argument is the number of the signal."""
 
 
 def _raise_request(number: int, _frame: Any) -> None:

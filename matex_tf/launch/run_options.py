@@ -27,7 +27,6 @@ from matex_tf.world import mpirun_options
 RANKS_OPTIONS = ("-n", "-np", "--np", "-c")
 CHECK_STEPS = 5  # the default of --steps
 RESTARTS = 3  # the default of --restarts with --elastic or --adapt=ranks
-ADAPT_HELP = "Give slower ranks fewer rows; the result stays the same. =ranks: also change the number of ranks."
 _STRATEGY = "MATEX_STRATEGY"
 
 
@@ -86,7 +85,7 @@ class RunCommand(click.Command):
         option_words, target = mpirun_options.split_options(args, {**mpirun_options.ARITY, **own_arity})
         own_words: list[str] = []
         mpirun_words: list[str] = []
-        for group in mpirun_options.group_options(option_words):
+        for group in mpirun_options.group_options(option_words):  # a group: an option and its arguments
             name, equals, value = group[0].partition("=")
             if name in RANKS_OPTIONS:  # one name for all spellings of the number of ranks
                 name = "-n"

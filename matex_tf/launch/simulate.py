@@ -97,17 +97,18 @@ def simulate_command(plan: str | None, ranks: list[int] | None, **options: Any) 
         return minibatch.show_minibatch(options["layers"] or "", sizes, options["memory"])
     try:
         if plan and replay.is_timeline(plan):
-            return _show_replay(plan, ranks, options)
-        loaded_plan = plan_file.load_plan(plan) if plan else None
-        if options["servers"]:
-            return _show_servers(loaded_plan, ranks, options)
-        if loaded_plan is None:
+            _show_replay(plan, ranks, options)
+        elif options["servers"]:
+            _show_servers(plan_file.load_plan(plan) if plan else None, ranks, options)
+        elif plan:
+            _show_steps(plan_file.load_plan(plan), ranks, options)
+        else:
             raise click.UsageError("name the file of a plan (`matex plan` writes it), or say --servers")
-        return _show_steps(loaded_plan, ranks or [loaded_plan.sizes[-1].ranks], options)
     except ValueError as error:  # no plan, or nothing to simulate
         raise click.UsageError(str(error)) from None
     except OSError as error:
         raise click.UsageError(f"{error.filename}: {error.strerror}") from None
+    return 0
 
 
 def _check_options(plan: str | None, options: dict[str, Any]) -> None:
@@ -131,8 +132,8 @@ def _check_options(plan: str | None, options: dict[str, Any]) -> None:
         raise click.UsageError("--minibatch needs the memory of the device, as --memory 12GiB")
 
 
-def _show_replay(path: str, ranks: Sequence[int] | None, options: dict[str, Any]) -> int:
-    """Print the step of a timeline: as measured, as replayed, and with slow ranks. Returns exit code 0."""
+def _show_replay(path: str, ranks: Sequence[int] | None, options: dict[str, Any]) -> None:
+    """Print the step of a timeline: as measured, as replayed, and with slow ranks."""
     changes = options["what"]
     # What a replay cannot show: other changes than a slow rank, and options that need a plan.
     refused_arguments = [change for change in changes if not change.startswith("slow=")]
@@ -153,12 +154,11 @@ def _show_replay(path: str, ranks: Sequence[int] | None, options: dict[str, Any]
     console.print(
         f"Means of {replayed.steps} steps, with the time between epochs. Collectives take as long as measured."
     )
-    return 0
 
 
-def _show_steps(plan: plan_file.Plan, ranks: Sequence[int], options: dict[str, Any]) -> int:
-    """Print the steps: as planned, with each what-if alone, and with all what-ifs. Returns exit code 0."""
-    changes = list(options["what"])
+def _show_steps(plan: plan_file.Plan, ranks: Sequence[int] | None, options: dict[str, Any]) -> None:
+    """Print the steps: as planned, with each what-if alone, and with all what-ifs. `ranks`: None, as in the plan."""
+    ranks, changes = ranks or [plan.sizes[-1].ranks], list(options["what"])
     server_changes = [change for change in changes if change.startswith("servers=")]
 
     # For each row of the table, its name and its changes: no change, each change alone, and all changes.
@@ -202,11 +202,10 @@ def _show_steps(plan: plan_file.Plan, ranks: Sequence[int], options: dict[str, A
         console.print("assumed: " + "; ".join(assumptions) + ".", highlight=False)
     if options["timeline"]:
         console.print(f"the timeline is in {options['timeline']}: open it at https://ui.perfetto.dev", highlight=False)
-    return 0
 
 
-def _show_servers(plan: plan_file.Plan | None, ranks: Sequence[int] | None, options: dict[str, Any]) -> int:
-    """Print the number of parameter servers and their efficiency, by three models. Returns exit code 0."""
+def _show_servers(plan: plan_file.Plan | None, ranks: Sequence[int] | None, options: dict[str, Any]) -> None:
+    """Print the number of parameter servers and their efficiency, by three models."""
     compute_option, transfer_option, ratio = options["compute"], options["transfer"], options["bandwidth_ratio"]
     if ranks is None:
         raise click.UsageError("--servers needs the numbers of workers, as --ranks 4,8,16")
@@ -245,4 +244,3 @@ def _show_servers(plan: plan_file.Plan | None, ranks: Sequence[int] | None, opti
         "transfers hide behind no computation; lemma 3.2 assumes that all hide.",
         highlight=False,
     )
-    return 0

@@ -12,7 +12,8 @@ region that needs a result of it is in the next stage. The ops on rows of one st
 A program (`rewrite.programs`) has the ops of a step's graph. A `Node` of it is an op, a `Value` a tensor with its
 placement. The `Decision` of a node has the placements that the op needs for its inputs (`needs`), and those of its
 outputs. A `need` is one of `needs`; None: the input's own placement. Another placement may take a collective
-(`needs_exchange`).
+(`needs_exchange`). Two kinds of placements are not in docs/concepts.md: LIST, a TensorList whose items have a
+placement, and SIZES, the numbers of a tensor's shape, of which some count this rank's rows.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from __future__ import annotations
 import copy as copies
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from matex_tf.rewrite import paths, waves
@@ -58,8 +59,8 @@ class Region(NamedTuple):
 
 def list_kept(regions: Sequence[Region]) -> list[Value]:
     """Values with rows that one region computes and another takes. The rows of all parts stay in memory."""
-    inputs = {id(value) for region in regions for value, need in region.takes if need is None}
-    return [value for region in regions for value in region.gives if id(value) in inputs and _has_rows(value.placement)]
+    inputs = {value for region in regions for value, need in region.takes if need is None}
+    return [value for region in regions for value in region.gives if value in inputs and _has_rows(value.placement)]
 
 
 class LeftOut(NamedTuple):
@@ -79,19 +80,19 @@ def cut(program: Program, make_emit: Callable[[Region], Any], left_out: list[Lef
     nodes = sorted(program.nodes, key=lambda node: node.level)
     program = dataclasses.replace(program, nodes=nodes)
     # Find the regions. An op that cannot be in its region moves other ops to other positions: find them again.
-    why_outside = {id(node): why for node in nodes if (why := _find_obstacle(node))}
+    why_outside = {node: why for node in nodes if (why := _find_obstacle(node))}
     positions = _find_positions(nodes, why_outside)
     while why_refused := _find_refused(program, positions):
         why_outside.update(why_refused)
         positions = _find_positions(nodes, why_outside)
-    left_out += [
-        LeftOut(node, why_outside[id(node)]) for node in nodes if id(node) in why_outside and _has_rows_of_rank(node)
-    ]
+    left_out += [LeftOut(node, why_outside[node]) for node in nodes if node in why_outside and _has_rows_of_rank(node)]
     return _Rebuilt(program, positions, make_emit).program
 
 
 def _is_end_of_rows(node: Node) -> bool:
-    """Whether an op takes rows and returns none. Such an op runs early, so that the rows need not stay in memory."""
+    """Whether an op takes rows and returns none, such as a sum over rows or `tf.shape`. Such an op runs early, so that
+    the rows need not stay in memory.
+    """
     return _has_rows_of_rank(node) and all(
         placement.kind in (PARTIAL, REPLICATED, SIZES) for placement in node.decision.gives
     )
@@ -103,7 +104,7 @@ def _has_rows(placement: Placement) -> bool:
 
 
 def _has_rows_of_rank(node: Node) -> bool:
-    """Whether an input has rows of this rank only."""
+    """Whether an op takes an input of which this rank has only its rows, and that no collective makes whole."""
     inputs = [(value.placement, need) for value, need in zip(node.inputs, node.decision.needs)]
     return any(_has_rows(placement) and not needs_exchange(placement, need) for placement, need in inputs)
 
@@ -118,23 +119,28 @@ def _is_on_rows(node: Node) -> bool:
 
 def _find_obstacle(node: Node) -> str:
     """The reason why an op cannot run part by part; empty if it can."""
-    # `is_reused`: the copy of the step takes the outputs of the script's own op. `is_batch`: the op gives the batch.
+    # A reused op is the script's own op, which the copy of the step does not build: no loop can contain it. An op that
+    # takes the batch finds the rank's slice, whose parts a region computes. But an op of the same type that takes rows
+    # of this rank (from an optional, as gradients of branches do) only reads them.
     if node.is_reused or (is_batch(node) and not _has_rows_of_rank(node)):
         return EFFECT
     if node.bodies and is_compiled(node.op):
         return COMPILED
-    if node.decision.communicates or any(body.has_collectives or body.takes_batch for body in node.bodies):
+    if node.decision.communicates or any(body.has_collectives for body in node.bodies):
         return COLLECTIVE
     if node.bodies:
-        return next(
-            (why for body in node.bodies for inner_node in body.nodes if (why := _find_obstacle(inner_node))), ""
-        )
+        obstacles = (_find_obstacle(inner_node) for body in node.bodies for inner_node in body.nodes)
+        return next(filter(None, obstacles), "")
+    # A converted sum's node only returns its input, which a collective before the node has converted. `is_stateful` is
+    # true for its type, which TensorFlow does not know.
     is_pure = node.type == CONVERTED_SUM or not is_stateful(node.type) or node.type in read_only_types()
     return "" if is_pure else EFFECT
 
 
 def _list_used(node: Node) -> Iterator[tuple[Value, Placement | None]]:
-    """The inputs of an op and their needs; without numbers that follow from the slice, not from a tensor (`paths`)."""
+    """The inputs of an op and their needs, without inputs whose tensor the op does not use: numbers of rows, which the
+    copy computes from its slice (`paths`).
+    """
     for value, need in zip(node.inputs, node.decision.needs):
         if paths.uses_tensor(value, need):
             yield value, need
@@ -148,38 +154,35 @@ class _Position(NamedTuple):
     is_in_region: bool
 
 
-def _find_positions(nodes: Sequence[Node], outside_ids: Any) -> dict[int, _Position]:
-    """The position of each node, by its id.
+def _find_positions(nodes: Sequence[Node], outside: Container[Node]) -> dict[Node, _Position]:
+    """The position of each node.
 
     A region has the ops on rows, and the ops between them, which need an op on rows and are needed by one.
 
     nodes: in the order of levels; a node comes after its inputs.
-    outside_ids: ids of ops that are in no region.
+    outside: ops that are in no region.
     """
-    needed_nodes = {id(node): list(_list_needed(node)) for node in nodes}
-    ids_on_rows = {id(node) for node in nodes if id(node) not in outside_ids and _is_on_rows(node)}
+    needed_nodes = {node: list(_list_needed(node)) for node in nodes}
+    on_rows = {node for node in nodes if node not in outside and _is_on_rows(node)}
     # Backward: the ops on rows, and the ops of the same level that these need, directly or not.
-    ids_before_rows = set(ids_on_rows)
+    before_rows = set(on_rows)
     for node in reversed(nodes):
-        if id(node) in ids_before_rows:
-            ids_before_rows.update(map(id, needed_nodes[id(node)]))
+        if node in before_rows:
+            before_rows.update(needed_nodes[node])
     # Forward: the ops that need ops on rows, directly or not, and the position of each op.
-    ids_after_rows: set[int] = set()
-    positions: dict[int, _Position] = {}
+    after_rows: set[Node] = set()
+    positions: dict[Node, _Position] = {}
     for node in nodes:
-        node_id = id(node)
-        if any(
-            id(needed_node) in ids_on_rows or id(needed_node) in ids_after_rows for needed_node in needed_nodes[node_id]
-        ):
-            ids_after_rows.add(node_id)
-        is_between = node_id in ids_after_rows and node_id in ids_before_rows and node_id not in outside_ids
-        is_in_region = (node_id in ids_on_rows or is_between) and not paths.is_constant(node)
+        if any(needed_node in on_rows or needed_node in after_rows for needed_node in needed_nodes[node]):
+            after_rows.add(node)
+        is_between = node in after_rows and node in before_rows and node not in outside
+        is_in_region = (node in on_rows or is_between) and not paths.is_constant(node)
         # An op outside comes a stage after each region that it needs. Any other op is in the stage of what it needs.
-        needed_positions = [positions[id(needed_node)] for needed_node in needed_nodes[node_id]]
+        needed_positions = [positions[needed_node] for needed_node in needed_nodes[node]]
         stage = max(
             (position.stage + (position.is_in_region and not is_in_region) for position in needed_positions), default=0
         )
-        positions[node_id] = _Position(node.level, stage, is_in_region)
+        positions[node] = _Position(node.level, stage, is_in_region)
     return positions
 
 
@@ -192,24 +195,23 @@ def _list_needed(node: Node) -> Iterator[Node]:
     yield from (control for control in node.controls if control.level == node.level)
 
 
-def _find_refused(program: Program, positions: dict[int, _Position]) -> dict[int, str]:
-    """The ids of ops in regions whose inputs cannot be sliced, or whose results cannot be combined, with the reason."""
-    why_refused: dict[int, str] = {}
+def _find_refused(program: Program, positions: dict[Node, _Position]) -> dict[Node, str]:
+    """The ops that cannot be in their regions, with the reason: the region cannot slice an input that comes from
+    outside, or cannot combine the parts' results to a value that is used outside.
+    """
+    why_refused: dict[Node, str] = {}
     for value, need, user in _list_crossings(program, positions):
-        # A value from a region, to which the results of parts cannot be combined:
-        source, position = value.node, positions.get(id(value.node))  # None for an input of the program
-        if source is not None and position is not None and position.is_in_region and not _can_leave(value):
-            why_refused[id(source)] = LISTED
-        # A value for a region, which the region cannot slice:
-        is_whole = value.placement.is_replicated or needs_exchange(value.placement, need)
-        is_sliced = user is not None and positions[id(user)].is_in_region and not is_whole
-        if is_sliced and not _can_enter(value.placement):
-            why_refused[id(user)] = LISTED
+        # `value.node` is None for an input of the program.
+        if value.node is not None and positions[value.node].is_in_region and not _can_leave(value):
+            why_refused[value.node] = LISTED
+        is_whole = _find_input_placement(value, need) == WHOLE
+        if user is not None and positions[user].is_in_region and not is_whole and not _can_enter(value.placement):
+            why_refused[user] = LISTED
     return why_refused
 
 
 def _list_crossings(
-    program: Program, positions: dict[int, _Position]
+    program: Program, positions: dict[Node, _Position]
 ) -> Iterator[tuple[Value, Placement | None, Node | None]]:
     """Each value that an op in another position uses, with the placement that the op needs, and the op.
 
@@ -217,7 +219,7 @@ def _list_crossings(
     """
     for node in program.nodes:
         for value, need in _list_used(node):
-            if positions.get(id(value.node)) != positions[id(node)]:
+            if value.node is None or positions[value.node] != positions[node]:
                 yield value, need, node
     for value, placement in zip(program.outputs, program.gives):
         if paths.uses_tensor(value, placement):
@@ -225,106 +227,110 @@ def _list_crossings(
 
 
 def _can_enter(placement: Placement) -> bool:
-    """Whether a region can slice a value with this placement."""
+    """Whether a region can take a value with this placement: it has no rows, or the rows of a part can be found in it.
+
+    If a mask has selected rows (`Rows.chosen`), nobody knows how many of them belong to a part.
+    """
     if placement.kind == LIST:
-        return not _has_rows(placement)
+        return not _has_rows(placement)  # no op slices the items of a list
     if placement.kind == SIZES:
         return all(size.rows is None or size.rows.chosen is None for size in placement.sizes)
     return placement.kind != SHARDED or (placement.rows.chosen is None and _has_known_blocks(placement))
 
 
 def _can_leave(value: Value) -> bool:
-    """Whether the results of parts can be combined to this value."""
+    """Whether the results of parts can be combined to this value. Rows that a mask has selected can: each part's
+    selected rows follow the previous part's.
+    """
     placement = value.placement
-    if value.dtype.name in _HANDLES:
+    if value.dtype.name in _HANDLES:  # also lists: no op concatenates their items' rows
         return False
     return placement.kind in (PARTIAL, REPLICATED, SIZES) or (placement.is_sharded and _has_known_blocks(placement))
 
 
 def _has_known_blocks(placement: Placement) -> bool:
-    """Whether a part's entries can be found in each block (`Rows.blocks`)."""
+    """Whether a part's entries can be found in each block of the axis with rows.
+
+    `Rows.blocks` has the number of entries for each row, by block. For two concatenated batches, (1, 1), a part has
+    entries in both. For a single block the number may be unknown (None): it follows from the length of the axis.
+    """
     return len(placement.rows.blocks) == 1 or None not in placement.rows.blocks
 
 
 class _Rebuilt:
     """The program with regions as nodes. Its nodes and values are copies."""
 
-    def __init__(self, program: Program, positions: dict[int, _Position], make_emit: Any):
+    def __init__(self, program: Program, positions: dict[Node, _Position], make_emit: Any):
         self._make_emit = make_emit
-        self._values: dict[int, Value] = {}  # the new value, by the id of the original
-        self._nodes: dict[int, Node] = {}  # the new node, or the region, by the id of the original
-        # The values and nodes that ops in other positions use or wait for, by their ids.
-        used_ids = {id(value) for value, _, _ in _list_crossings(program, positions)}
+        self._values: dict[Value, Value] = {}  # the new value, by the original
+        self._nodes: dict[Node, Node] = {}  # the new node, or the region, by the original
+        # The values and nodes that ops in other positions use or wait for.
+        used = {value for value, _, _ in _list_crossings(program, positions)}
         control_edges = [(control, node) for node in program.nodes for control in node.controls]
-        awaited_ids = {id(control) for control, node in control_edges if positions[id(control)] != positions[id(node)]}
-        awaited_ids |= set(map(id, program.effects))
+        awaited = {control for control, node in control_edges if positions[control] != positions[node]}
+        awaited.update(program.effects)
         # The nodes of each position, in order: one node for a region, copies of the others.
         new_nodes: list[Node] = []
-        ordered_nodes = sorted(program.nodes, key=lambda node: positions[id(node)])
-        for position, group in itertools.groupby(ordered_nodes, key=lambda node: positions[id(node)]):
+        ordered_nodes = sorted(program.nodes, key=lambda node: positions[node])
+        for position, group in itertools.groupby(ordered_nodes, key=lambda node: positions[node]):
             nodes = list(group)
             if position.is_in_region:
-                new_nodes.append(self._make_region(nodes, used_ids, awaited_ids))
+                new_nodes.append(self._make_region(nodes, used, awaited))
             else:
                 new_nodes += map(self._copy, nodes)
-        outputs = [self._values.get(id(value), value) for value in program.outputs]
-        effects = list(dict.fromkeys(self._nodes[id(node)] for node in program.effects))
+        outputs = [self._values.get(value, value) for value in program.outputs]
+        effects = list(dict.fromkeys(self._nodes[node] for node in program.effects))
         self.program = dataclasses.replace(program, nodes=new_nodes, outputs=outputs, effects=effects)
 
     def _copy(self, node: Node) -> Node:
         new_node = copies.copy(node)
-        new_node.inputs = [self._values.get(id(value), value) for value in node.inputs]
+        new_node.inputs = [self._values.get(value, value) for value in node.inputs]
         new_node.controls = self._find_controls([node])
         new_node.outputs = [self._copy_value(value, new_node) for value in node.outputs]
-        self._nodes[id(node)] = new_node
+        self._nodes[node] = new_node
         return new_node
 
     def _copy_value(self, value: Value, node: Node) -> Value:
-        new_value = self._values[id(value)] = copies.copy(value)
+        new_value = self._values[value] = copies.copy(value)
         new_value.node = node
         return new_value
 
     def _find_controls(self, nodes: Sequence[Node]) -> list[Node]:
         """The new nodes that `nodes` wait for, without `nodes` themselves."""
-        own_ids = set(map(id, nodes))
-        controls_by_id = {
-            id(control): control for node in nodes for control in node.controls if id(control) not in own_ids
-        }
-        return list(
-            dict.fromkeys(self._nodes.get(control_id, control) for control_id, control in controls_by_id.items())
-        )
+        own_nodes = set(nodes)
+        controls = [control for node in nodes for control in node.controls if control not in own_nodes]
+        return list(dict.fromkeys(self._nodes.get(control, control) for control in controls))
 
-    def _make_region(self, nodes: list[Node], used_ids: set[int], awaited_ids: set[int]) -> Node:
+    def _make_region(self, nodes: list[Node], used: set[Value], awaited: set[Node]) -> Node:
         """The node of a region, which has its own copies of constants.
 
-        used_ids, awaited_ids: the ids of values and nodes that ops in other positions use or wait for.
+        used, awaited: the values and nodes that ops in other positions use or wait for.
         """
-        own_ids = set(map(id, nodes))
-        constants: dict[int, Node] = {}
-        takes: dict[tuple[int, Placement | None], tuple[Value, Placement | None]] = {}
+        own_nodes = set(nodes)
+        constants: dict[Node, None] = {}  # an ordered set, as `takes`
+        takes: dict[tuple[Value, Placement | None], None] = {}
         for value, need in itertools.chain.from_iterable(map(_list_used, nodes)):
             if value.node is not None and paths.is_constant(value.node):
-                constants[id(value.node)] = value.node
-            elif id(value.node) not in own_ids:
-                placement = _find_input_placement(value, need)
-                takes[id(value), placement] = value, placement
-        gives = [value for node in nodes for value in node.outputs if id(value) in used_ids]
-        awaited_nodes = [node for node in nodes if id(node) in awaited_ids]
-        region = Region([*constants.values(), *nodes], list(takes.values()), gives, awaited_nodes)
-        inputs = [self._values.get(id(value), value) for value, _ in region.takes]
+                constants[value.node] = None
+            elif value.node not in own_nodes:
+                takes[value, _find_input_placement(value, need)] = None
+        gives = [value for node in nodes for value in node.outputs if value in used]
+        region = Region([*constants, *nodes], list(takes), gives, [node for node in nodes if node in awaited])
+        inputs = [self._values.get(value, value) for value, _ in region.takes]
         # The node of the region has a `StandIn`, because the script's graph has no such op.
         region_node = Node(StandIn("Parts", []), ("parts", *nodes[0].key), inputs, self._find_controls(nodes))
         needs = [need for _, need in region.takes]
         region_node.decision = Decision(needs, [value.placement for value in gives], self._make_emit(region))
         region_node.outputs = [self._copy_value(value, region_node) for value in gives]
-        self._nodes.update((node_id, region_node) for node_id in own_ids)
+        self._nodes.update(dict.fromkeys(nodes, region_node))
         return region_node
 
 
 def _find_input_placement(value: Value, need: Placement | None) -> Placement | None:
     """The placement in which a region takes a value (`Region.takes`).
 
-    WHOLE if a collective or a conversion before the region makes the value whole; None: its own placement.
+    WHOLE if a collective, or a conversion of this rank's sizes to the script's, makes the value whole before the
+    region. None: its own placement. From a replicated value, ops of the region can take their part's rows.
     """
     if value.placement.is_replicated:
         return None

@@ -120,7 +120,7 @@ def _pass_input(body: Body, part_copy: Any, value: Value, need: Placement | None
         tensor = tf.where(is_first, tensor, tf.zeros_like(tensor))
     elif placement.kind == SIZES:
         # `make_sizes_whole` turns sizes of `count` rows into sizes of `total` rows. With these numbers exchanged, it
-        # turns sizes of the rank's rows into sizes of the part's rows.
+        # turns sizes of the rank's rows into sizes of the part's rows. It reads no other field of the slice.
         inverse, part_slice = copies.copy(part_copy), part_copy.batch_slice
         inverse.batch_slice = Slice(
             part_slice.first, count=part_slice.total, total=part_slice.count, contributes=True, keeps=True

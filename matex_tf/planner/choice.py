@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import NamedTuple
@@ -27,7 +27,7 @@ class Choice:
     reason: str
 
 
-class Help(NamedTuple):
+class Improvement(NamedTuple):
     """A change of the run that makes its steps faster."""
 
     description: str
@@ -41,12 +41,13 @@ def choose_ranks(
     predictor: Predictor, predictions: Sequence[Prediction], target: float = TARGET, deadline: float = 0.0,
     steps: int = 0, memory: float = 0.0,
 ) -> Choice:  # fmt: skip
-    """Choose the fewest ranks that end within `deadline` seconds. Without a deadline, choose the fastest of the
-    efficient numbers of ranks.
+    """Choose among `predictions`, one for each requested number of ranks: the fewest ranks that end within `deadline`
+    seconds; without a deadline, the fastest of the efficient numbers of ranks.
 
     Args:
         target: the minimum efficiency of efficient ranks.
-        steps: the steps of the script alone for which the deadline holds.
+        deadline: 0: none.
+        steps: the steps of the script alone for which the deadline holds; 0: the steps of an epoch are unknown.
         memory: the limit of a rank in bytes; predictions above it do not count. 0: no limit.
     """
     candidates = [prediction for prediction in predictions if not memory or prediction.memory * MARGIN <= memory]
@@ -63,8 +64,8 @@ def choose_ranks(
     if not efficient_predictions:
         best = max(candidates, key=lambda prediction: prediction.efficiency)
         reason = f"no number of ranks reaches {target:.2f}; {best.ranks} is nearest, at {best.efficiency:.2f}"
-        return Choice(best, f"{reason}{describe_helps(predictor, best)}")
-    # If no step is sharded, all rates are 0: compare steps instead.
+        return Choice(best, f"{reason}{describe_improvements(predictor, best)}")
+    # If no step is sharded, the rows of a batch are unknown (0), and so are all rates: compare steps instead.
     best = max(efficient_predictions, key=lambda prediction: prediction.rows_a_second or 1 / prediction.step)
     reason = f"best for efficiency {target:g}: {_describe_ranks(best)}"
     single_rank = predictor.predict_step(1)
@@ -85,19 +86,20 @@ def find_most_rows(predictor: Predictor, memory: float) -> int:
 
 
 def _suggest_less_memory(predictor: Predictor, memory: float) -> str:
-    """Advice for less memory, if none of the requested numbers of ranks fits."""
+    """The end of the sentence "no number of ranks fits": what reduces memory here, more ranks or MATEX_MICROBATCH."""
     plan, memory_option = predictor.plan, f"--memory {memory / 2**30:.2f}GiB"
     if not plan.rows:
         return ". Each rank computes the whole batch: neither more ranks nor MATEX_MICROBATCH reduce that"
-    is_memory_of_rows_known = count_measured_rows(plan) > 1
-    max_rows = find_most_rows(predictor, memory) if is_memory_of_rows_known else 0
+    max_rows: int | None = None  # rows that fit; None: unknown, because only one number of rows was measured
     more_ranks_text = ""
-    if max_rows and plan.scaling == "strong":
-        more_ranks_text = f". {ceil(plan.rows / max_rows)} ranks would fit, with {max_rows} rows each"
+    if count_measured_rows(plan) > 1:
+        max_rows = find_most_rows(predictor, memory)
+        if max_rows and plan.scaling == "strong":
+            more_ranks_text = f". {ceil(plan.rows / max_rows)} ranks would fit, with {max_rows} rows each"
     if plan.microbatch:
         parts_text = "parts that fit" if plan.microbatch == settings.AUTO else f"parts of {plan.microbatch} rows"
         return f"{more_ranks_text}. That was measured with {parts_text} (MATEX_MICROBATCH)"
-    if not max_rows and is_memory_of_rows_known:
+    if max_rows == 0:
         row_gib = _format_gib(predictor.compute.estimate_memory_of_rows(1))
         return f". One row takes {row_gib}, which neither more ranks nor MATEX_MICROBATCH reduce"
     return (
@@ -133,66 +135,59 @@ def _describe_ranks(best: Prediction) -> str:
     return f"{best.ranks} rank{'s' * (best.ranks > 1)} on {best.hosts} host{'s' * (best.hosts > 1)}"
 
 
-def _list_limits(prediction: Prediction, alone_seconds: float) -> dict[str, float]:
-    """Seconds of the parts of a step that limit its speed.
-
-    `alone_seconds`: seconds in which one rank computes all rows. Only computation beyond an even part of them is a
-    limit.
-    """
-    return {
-        "computation that no number of ranks lowers": max(prediction.compute - alone_seconds / prediction.ranks, 0.0),
-        "sums that nothing hides": prediction.exposed,
-        "small collectives": prediction.small,
-        "waiting for the slowest rank": prediction.waiting,
-    }
-
-
 def _describe_next(predictor: Predictor, candidates: Sequence[Prediction], best: Prediction) -> str:
     """Describes the step with the next larger number of ranks, and the largest part that limits it."""
     larger_predictions = [prediction for prediction in candidates if prediction.ranks > best.ranks]
     if not larger_predictions:
-        return describe_helps(predictor, best)
+        return describe_improvements(predictor, best)
     next_prediction = min(larger_predictions, key=lambda prediction: prediction.ranks)
     alone_seconds, _ = predictor.compute.estimate_alone(next_prediction.ranks)
     batches = next_prediction.ranks if predictor.plan.scaling == "weak" else 1  # of a step; weak: one for each rank
-    limit_seconds = _list_limits(next_prediction, batches * alone_seconds)
+    # Only computation beyond an even part of the computation of all rows by one rank is a limit.
+    even_seconds = batches * alone_seconds / next_prediction.ranks
+    limit_seconds = {
+        "computation that no number of ranks lowers": max(next_prediction.compute - even_seconds, 0.0),
+        "sums that nothing hides": next_prediction.exposed,
+        "small collectives": next_prediction.small,
+        "waiting for the slowest rank": next_prediction.waiting,
+    }
     largest_limit = max(limit_seconds, key=lambda name: limit_seconds[name])
     return (
         f". With {next_prediction.ranks} a step is {best.step / next_prediction.step:.2f} times as fast, at efficiency "
         f"{next_prediction.efficiency:.2f}: {limit_seconds[largest_limit] / next_prediction.step:.0%} of it is "
-        f"{largest_limit}{describe_helps(predictor, next_prediction)}"
+        f"{largest_limit}{describe_improvements(predictor, next_prediction)}"
     )
 
 
-def describe_helps(predictor: Predictor, prediction: Prediction) -> str:
+def describe_improvements(predictor: Predictor, prediction: Prediction) -> str:
     """Describes changes that make `prediction` faster, by falling speedup; "" if there are none."""
-    helps = sorted(list_helps(predictor, prediction), key=lambda help: -help.speedup)
+    improvements = sorted(list_improvements(predictor, prediction), key=lambda improvement: -improvement.speedup)
     suggestions = [
-        f"{help.description} ({SIGNS[help.mark]}{help.speedup:.2f} times as fast)"
-        for help in helps
-        if help.speedup >= MIN_SPEEDUP
+        f"{description} ({SIGNS[mark]}{speedup:.2f} times as fast)"
+        for description, speedup, mark in improvements
+        if speedup >= MIN_SPEEDUP
     ]
     return f". What would help {prediction.ranks}, most first: {', '.join(suggestions)}" if suggestions else ""
 
 
-def list_helps(predictor: Predictor, prediction: Prediction) -> list[Help]:
+def list_improvements(predictor: Predictor, prediction: Prediction) -> Iterator[Improvement]:
     """Possible changes: compression, a larger batch, fewer ranks on a host.
 
     Sizes are measured one after another. If other processes used the cores meanwhile, sizes are not comparable, and no
     change is listed that needs a comparison of sizes.
     """
-    plan, ranks, helps = predictor.plan, prediction.ranks, []
+    plan, ranks = predictor.plan, prediction.ranks
     if prediction.hosts > 1:
         compressed_step = predictor.predict_step(ranks, squeeze=0.5)  # a step that sends half of the gradients' bytes
         speedup = prediction.step / compressed_step.step
-        helps.append(Help("MATEX_COMPRESSION=fp16, which changes results", speedup, compressed_step.mark))
+        yield Improvement("MATEX_COMPRESSION=fp16, which changes results", speedup, compressed_step.mark)
     if max(size.busy for size in plan.sizes) > BUSY:
-        return helps
+        return
     if ranks > 1 and count_measured_rows(plan) > 1:
-        # `whole` has measured steps with whole batches of `plan.rows` rows, so it does not hold for larger batches.
+        # `whole` was measured with batches of `plan.rows` rows, so it does not hold for larger batches.
         larger_batch_step = Predictor(replace(plan, rows=2 * plan.rows, whole=None)).predict_step(ranks)
         speedup = larger_batch_step.rows_a_second / prediction.rows_a_second
-        helps.append(Help("twice the rows in a batch, which changes the training", speedup, larger_batch_step.mark))
+        yield Improvement("twice the rows in a batch, which changes the training", speedup, larger_batch_step.mark)
     # A half of the ranks on a host, a quarter, and so on.
     smaller_per_host = (plan.ranks_per_host >> halvings for halvings in range(1, plan.ranks_per_host.bit_length()))
     steps_by_per_host = {
@@ -205,8 +200,7 @@ def list_helps(predictor: Predictor, prediction: Prediction) -> list[Help]:
         description = (
             f"{per_host} rank{'s' * (per_host > 1)} a host, on {best.hosts} hosts in place of {prediction.hosts}"
         )
-        helps.append(Help(description, prediction.step / best.step, best.mark))
-    return helps
+        yield Improvement(description, prediction.step / best.step, best.mark)
 
 
 def _format_gib(byte_count: float) -> str:

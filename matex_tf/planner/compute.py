@@ -71,10 +71,11 @@ class _Group:
     def __init__(self, sizes: Sequence[Size]):
         self.sizes = list(sizes)
         self.x = [float(size.rows) for size in sizes]
-        self.seconds = Line(self.x, [size.typical for size in sizes], 1e-6)
+        self.seconds = Line(self.x, [size.typical for size in sizes], 1e-6)  # above 0: other times are divided by it
         # Only sizes of several ranks show when gradients are ready: a single rank reports them at the end of its step.
         sizes_with_times = [size for size in sizes if size.ranks > 1] or self.sizes
         rows = [float(size.rows) for size in sizes_with_times]
+        # A line for each gradient, and one for each collective.
         self.ready = [Line(rows, column) for column in zip(*(size.ready for size in sizes_with_times))]
         self.at = [Line(rows, column) for column in zip(*(size.at for size in sizes_with_times))]
 
@@ -84,6 +85,7 @@ class Compute:
 
     def __init__(self, plan: Plan):
         self.plan = plan
+        # A what-if may ask for more ranks on a host than copies were measured; they are taken to be as fast.
         self._full_host_copies = min(max(size.copies for size in plan.sizes), plan.ranks_per_host)
         self._groups = {
             copies: _Group([size for size in plan.sizes if size.copies == copies])
@@ -142,7 +144,7 @@ class Compute:
         """(seconds, mark) of a step of one rank alone, with as many cores as each of `ranks` ranks: the base of
         efficiency. The mark says whether the seconds are measured or extrapolated.
         """
-        # `whole_batch`: steps in which each rank of a full host trains a whole batch; None if ranks cannot train so.
+        # `Plan.whole`: steps in which each rank of a full host trains a whole batch; None: not measured.
         whole_batch, group = self.plan.whole, self._choose_group(ranks)
         if ranks > 1 and whole_batch is not None and whole_batch.copies == group.sizes[0].copies:
             return whole_batch.typical, MEASURED
@@ -150,24 +152,27 @@ class Compute:
         return self.estimate_whole_batch(ranks), MEASURED if is_near else EXTRAPOLATED
 
     def estimate_update(self, ranks: int) -> float:
-        """Seconds of a step in which a rank updates all weights; 0 if they were not measured."""
+        """Seconds of the optimizer's update of all weights, a part of a step; 0 if they were not measured."""
         return float(np.median([size.update for size in self._choose_group(ranks).sizes]))
 
     def estimate_ready_times(self, ranks: int) -> list[float]:
-        """For each gradient, the time at which it is ready."""
-        end, rows = self.estimate_seconds(ranks), count_slice_rows(self.plan, ranks)
-        return [min(self._read_line(line, rows), end) for line in self._choose_group(ranks).ready]
+        """For each gradient, the time at which it is ready, at the latest the end of the computation."""
+        return self._read_times(self._choose_group(ranks).ready, ranks)
 
     def estimate_collective_times(self, ranks: int) -> list[float]:
-        """For each collective, the time at which it begins."""
-        rows = count_slice_rows(self.plan, ranks)
-        return [self._read_line(line, rows) for line in self._choose_group(ranks).at]
+        """For each collective, the time at which it begins, at the latest the end of the computation."""
+        return self._read_times(self._choose_group(ranks).at, ranks)
+
+    def _read_times(self, lines: Sequence[Line], ranks: int) -> list[float]:
+        # Each line is interpolated by itself, and may give a time after the end of the computation.
+        end, rows = self.estimate_seconds(ranks), count_slice_rows(self.plan, ranks)
+        return [min(self._read_line(line, rows), end) for line in lines]
 
     def estimate_collective_bytes(self, ranks: int) -> list[float]:
         """Bytes of a rank in each collective, averaged over `ranks` ranks, some of which may be idle.
 
         They depend on the rank's rows. If only one number of rows was measured, they are assumed to grow in proportion
-        to rows, and not to shrink.
+        to rows above it, and not to shrink below it: they may be independent of rows.
         """
         if not self._bytes:
             return [float(collective.bytes) for collective in self.plan.collectives]
@@ -194,7 +199,6 @@ class Compute:
     def split_seconds(self) -> tuple[float, float]:
         """Seconds of a step that more ranks do not reduce, and seconds for each row."""
         line = self._choose_group(self._full_host_copies).seconds
-        # The slope from no rows to the most rows that were measured.
         without_rows, max_rows = self._read_line(line, 0.0), max(line.x[-1], self._reference_line.x[-1])
         if not max_rows:
             return without_rows, 0.0

@@ -148,7 +148,7 @@ class Plan:
     cores: int
     ranks_per_host: int
     scaling: str
-    """strong or weak, as MATEX_SCALING."""
+    """As MATEX_SCALING. strong: ranks divide the script's batch; weak: each rank has a batch of that size."""
     overlaps: bool
     """Whether gradients become ready one by one, so that sums can overlap with the computation."""
     rows: int

@@ -38,7 +38,7 @@ class Prediction:
     ranks: int
     hosts: int
     rows: int
-    """Rows that a rank computes."""
+    """Rows that a rank computes; 0 if every rank computes the complete batch."""
     compute: float
     """Seconds of a typical rank's computation."""
     exposed: float
@@ -84,7 +84,7 @@ def find_weakest(*marks: str) -> str:
 
 
 class Links:
-    """The costs of sums on a plan's hosts."""
+    """The costs of sums on a plan's hosts. The simulator replaces `network` and `cpu_per_byte` for its what-ifs."""
 
     def __init__(self, plan: Plan):
         self.per_host = plan.ranks_per_host
@@ -107,7 +107,7 @@ class Links:
         link = self._within if ranks <= self.per_host else self._between
         if link is None:
             return ASSUMED
-        is_by_earlier_run = bool(link.kept)
+        is_by_earlier_run = bool(link.kept)  # the network may have changed since
         return MEASURED if ranks <= 2 * link.ranks and not is_by_earlier_run else EXTRAPOLATED
 
     def is_mpi_known(self, ranks: int) -> bool:
@@ -131,6 +131,7 @@ class Links:
                 if kind == "topk":
                     return collectives.estimate_topk(*arguments, float(share))
                 return collectives.estimate_16_bits(*arguments)
+            # As in the engine: the many messages of other algorithms cost more than they save for few bytes.
             used_algorithm = MPI if chunk < collectives.MPI_ONLY_BYTES else algorithm
             return collectives.ALGORITHMS[used_algorithm](*arguments)
 
@@ -161,14 +162,15 @@ class Links:
         if ranks == 1:
             return 0.0
         rendezvous = self._estimate_small_sum(ranks, collectives.RENDEZVOUS_BYTES)
-        if not size:
+        if not size:  # a barrier, or the announcement of an update
             return rendezvous
         arguments = ranks, self.per_host, size, self.network, self.memory
         if kind == "broadcast":
             return rendezvous + collectives.estimate_broadcast(*arguments)
         if kind in GATHERED:
             counts = collectives.estimate_allgather(ranks, self.per_host, COUNT_BYTES, self.network, self.memory)
-            agreement = rendezvous if kind == "allgather" else 0.0  # ranks agree on the memory of the result
+            # Ranks also agree whether all of them have allocated the memory of the result.
+            agreement = rendezvous if kind == "allgather" else 0.0
             return rendezvous + counts + agreement + collectives.estimate_allgather(*arguments)
         estimate_chunk = functools.partial(self._estimate_small_sum, ranks)
         return rendezvous + collectives.estimate_chunks(estimate_chunk, collectives.CHUNK, size)
@@ -215,7 +217,8 @@ class Predictor:
         if ranks == 1:
             return self.make_prediction(1, compute, 0.0, "none", False)
         candidates = self._predict_sums(ranks, squeeze)
-        # Ranks take the fastest algorithm, so the others give an upper bound if MPI's own was not measured.
+        # Ranks take the fastest algorithm. If MPI's own was not measured, it may be faster than the best of the others,
+        # which gives an upper bound.
         is_mpi_known = self.links.is_mpi_known(ranks)
         best_sums = min(sums for sums in candidates if is_mpi_known or sums.algorithm != MPI)
         exposed = max(best_sums.end - compute, 0.0)
@@ -233,7 +236,7 @@ class Predictor:
         """Combine `compute` and `exposed` seconds with the other parts of a step of `ranks` ranks.
 
         Args:
-            marks: of computation and links; (): as predicted for `ranks`.
+            marks: of computation and links, measured, extrapolated or assumed; (): as predicted for `ranks`.
             rows: rows that a rank computes; None: its slice.
             small: seconds of the other collectives; None: as predicted.
             waits_for_slowest: whether ranks wait for the slowest one in each step.
@@ -282,19 +285,14 @@ class Predictor:
         total_bytes = sum(sizes)
         compute, slowdown = self.compute.estimate_seconds(ranks), self.estimate_slowdown(ranks, total_bytes)
         ready_times = [slowdown * time for time in self.compute.estimate_ready_times(ranks)]
+        joined = buckets.join_neighbours(ready_times, sizes)
         candidates = []
         for algorithm in (SHARED_MEMORY,) if ranks <= links.per_host else collectives.EXACT:
             one_sum_seconds = links.estimate_small(ranks, 0) + links.estimate_sum(ranks, algorithm, total_bytes)
             candidates.append(_Sums(compute + one_sum_seconds, algorithm, overlaps=False))
             # On one host, sums use the computing cores, so they cannot be hidden.
             if self.plan.overlaps and ranks > links.per_host:
-                price = functools.partial(links.estimate_bucket, ranks, algorithm)
-                end = _find_end_of_buckets(ready_times, sizes, buckets.sample_price(price, total_bytes))
+                price = buckets.sample_price(functools.partial(links.estimate_bucket, ranks, algorithm), total_bytes)
+                end = buckets.compute_plan_end(buckets.find_best_plan(*joined, price), *joined, price)
                 candidates.append(_Sums(max(end, slowdown * compute), algorithm, overlaps=True))
         return candidates
-
-
-def _find_end_of_buckets(ready: Sequence[float], sizes: Sequence[float], price: buckets.Price) -> float:
-    """Seconds from the start of the step to the end of the sums, if the best buckets are summed once ready."""
-    ready, sizes = buckets.join_neighbours(ready, sizes)
-    return buckets.compute_plan_end(buckets.find_best_plan(ready, sizes, price), ready, sizes, price)

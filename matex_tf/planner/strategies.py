@@ -1,8 +1,12 @@
 """Predicts the step and the memory of each strategy (docs/strategies.md), and recommends one, for `matex plan`.
 
-The price of a strategy is its predicted step and memory. A step is like a step of allreduce, with other sums of
-gradients (`local:H`), another update (`sharded`, `servers:S`) or another computation (`async`). Owners (with `sharded`
-all ranks, with `servers:S` S ranks) each update one piece of the weights, and have the optimizer's variables for it.
+The price of a strategy is its predicted step and memory. With `allreduce` every rank updates all weights. The step of
+another strategy differs from it in one part:
+
+    sharded, servers:S   the update: each owner (all ranks, or S of them) updates one piece of the weights, and has the
+                         optimizer's variables (slots) for it. In `servers:S:only` the owners do not train.
+    local:H              the sums of gradients: ranks average their weights every H steps instead
+    async                the computation: each rank trains whole batches by itself, on weights that a host shares
 """
 
 from __future__ import annotations
@@ -60,7 +64,7 @@ def estimate_strategies(predictor: Predictor, ranks: int, requested: str = "") -
     """(prices of the possible strategies on `ranks` ranks, allreduce first; the impossible ones).
 
     Args:
-        requested: a strategy whose number of owners, or period, is also estimated.
+        requested: a strategy of the user's settings, whose number of owners, or period, is also estimated; "": none.
     """
     update = predictor.plan.update
     allreduce = predictor.predict_step(ranks)
@@ -101,10 +105,12 @@ def estimate_strategies(predictor: Predictor, ranks: int, requested: str = "") -
 
 
 def _estimate_only_serving(predictor: Predictor, ranks: int, strategy: str) -> Price:
-    """The price of `servers:S:only`: the last S ranks own the pieces, and compute one row instead of a slice."""
+    """The price of `servers:S:only`: the last S ranks own the pieces. They also run the script, and compute one row
+    that counts for nothing instead of a slice.
+    """
     plan, update, owners = predictor.plan, predictor.plan.update, settings.count_only_serving(strategy)
     training_ranks = ranks - owners
-    # Each training rank has the slice that it would have of a larger batch on all ranks. So predict that batch.
+    # Each training rank has the slice that it would have of a larger batch on all ranks. So predict this larger batch.
     larger_plan = plan if plan.scaling == "weak" else replace(plan, rows=ceil(plan.rows * ranks / training_ranks))
     larger_predictor = Predictor(larger_plan)
     allreduce = larger_predictor.predict_step(ranks)
@@ -129,7 +135,7 @@ def find_price(predictor: Predictor, ranks: int, strategy: str) -> Price:
     """
     price_list, refusals = estimate_strategies(predictor, ranks, strategy)
     prices_by_name = {price.strategy: price for price in price_list}
-    if strategy == "auto":
+    if strategy == "auto":  # a run tries these two, and takes the faster one
         exact_prices = [prices_by_name[name] for name in ("allreduce", "sharded") if name in prices_by_name]
         return min(exact_prices, key=lambda price: price.step.step)
     family = settings.get_strategy_name(strategy)

@@ -80,11 +80,8 @@ def list_unsaved_attributes(callbacks: Sequence[Any]) -> list[str]:
             texts.append("the state in the functions of a LambdaCallback")
         if callback_class.__module__.startswith(_LIBRARIES):
             continue
-        names = [
-            name
-            for name, value in _list_attributes(callback)
-            if not callable(value) and not serialization.is_plain(value)
-        ]
+        attributes = _list_attributes(callback)
+        names = [name for name, value in attributes if not callable(value) and not serialization.is_plain(value)]
         if names:
             texts.append(f"{', '.join(names)} of {callback_class.__name__}")
     return texts

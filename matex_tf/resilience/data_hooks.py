@@ -17,6 +17,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from matex_tf.lazy import tf
 from matex_tf.resilience import source_data
 from matex_tf.resilience.fit_state import Fit, find_current
 from matex_tf.runtime.keras_table import KerasTable
@@ -34,8 +35,6 @@ def _wrap_source(original: Any) -> Any:
     signature = inspect.signature(original)
 
     def __init__(*args: Any, **kwargs: Any) -> None:
-        import tensorflow as tf
-
         fit = find_current()
         if fit is not None and fit.source is None:
             # A call of `fit` creates the data source for training before the source for validation.
@@ -126,8 +125,6 @@ def _resume_steps(
 
 def _take_next_batches(iterator: Any, batch_count: int) -> Any:
     """An iterator over the batches of the next step; None at the end of the data."""
-    import tensorflow as tf
-
     try:
         batches = source_data.take_batches(iterator, batch_count)
     except tf.errors.OutOfRangeError:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from matex_tf import ops, tags
+from matex_tf.lazy import tf
 from matex_tf.own_functions import trace_own
 from matex_tf.resilience import elastic, replay
 from matex_tf.rewrite import graph_ops, sources
@@ -29,8 +30,6 @@ def attempt_steps() -> None:
 
 def _meet_ranks(step: plan.StepPlan) -> None:
     """A last collective of each call, in which all ranks raise the error of a rank that failed after the others."""
-    import tensorflow as tf
-
     ops.allreduce(tf.zeros([]), "sum", f"the end of {step.place}")
 
 
@@ -39,9 +38,10 @@ def _attempt_step(step: plan.StepPlan, compute: plan.Compute, arguments: Sequenc
     undo: Undo = tags.get_or_make_tag(step, _UNDO, lambda: Undo(step))
     iterators: list[Any] = []
     if undo.takes:
-        for argument in arguments:
-            if hasattr(argument, "_iterator_resource"):  # an iterator, not a dataset
-                iterators += _list_iterators(argument)
+        iterators = [argument for argument in arguments if hasattr(argument, "_iterator_resource")]  # not a dataset
+        # If ranks share the batches of an iterator, a step may also take from the iterator over this rank's rows.
+        shared_batches = map(batches.find_shared_batches, iterators)
+        iterators += [shared.iterator for shared in shared_batches if hasattr(shared, "iterator")]
     replays = list(map(replay.find_replay, iterators))
     for replayed_iterator in replays:
         replayed_iterator.keep()
@@ -58,12 +58,6 @@ def _attempt_step(step: plan.StepPlan, compute: plan.Compute, arguments: Sequenc
         return compute({id(replayed_iterator.source): replayed_iterator.handle for replayed_iterator in replays})
 
     return elastic.attempt_work(step.place, work, go_back)
-
-
-def _list_iterators(iterator: Any) -> list[Any]:
-    """`iterator`, and the iterator over this rank's rows if its batches are shared: a step may take from both."""
-    shared_batches = batches.find_shared_batches(iterator)
-    return [iterator, *([shared_batches.iterator] if hasattr(shared_batches, "iterator") else [])]
 
 
 class Undo:

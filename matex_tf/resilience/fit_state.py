@@ -135,7 +135,9 @@ class Fit:
             self.restore_random()
 
     def restore_random(self) -> None:
-        """Restore the random generators, except those that skipped data have already advanced."""
+        """Restore the random generators, except those that the code of skipped data has advanced to the saved position.
+        A call that had ended was saved after its last batch: all of its generators are restored.
+        """
         random_state.restore_states(self.saved["random"], () if self.is_over else self.drawn)
 
     @contextlib.contextmanager
@@ -309,32 +311,30 @@ class Fit:
 
     def _save_state(self, kind: str, epoch: int, step: int, ended: bool = False, history: Any = None) -> None:
         """Save the state before `step` of `epoch` (kind "state"), or after the call (kind "end"). Collective."""
-        membership.attempt_collectives(
-            "saving the state of the run", lambda: self._try_saving(kind, epoch, step, ended, history)
-        )
+        run, operation = self.run, "saving the state of the run"
 
-    def _try_saving(self, kind: str, epoch: int, step: int, ended: bool, history: Any) -> None:
-        """Save as in `_save_state`; repeated if a rank is lost meanwhile. Collective."""
-        run = self.run
-        events.ranks_meet("saving the state of the run")
-        variables = state.read_values(self.model, self.source)
-        if run.writer is not None:  # on rank 0
-            content = {
-                "fit": self.number,
-                "epoch": epoch,
-                "step": step,
-                "epochs": run.epochs,
-                "ended": ended,
-                "ranks": world.get_world().trainers,
-                "variables": variables,
-                "logs": self._logs if serialization.is_plain(self._logs) else {},
-                "callbacks": callback_state.copy_states(self.callbacks, self._large_arrays),
-                "log_bytes": callback_state.measure_logs(self.callbacks),
-                "stop": bool(self.model.stop_training),
-                "history": None if history is None else callback_state.copy_states([history], {})[0],
-                "random": random_state.copy_states(),
-            }
-            # A "state" has the next number of all states of the run; an "end" has the number of its call.
-            run.state_number += kind == "state"
-            run.writer.write(kind, run.state_number if kind == "state" else self.number, content)
-        run.saved_at = time.monotonic()
+        def save() -> None:  # repeated if a rank is lost meanwhile
+            events.ranks_meet(operation)
+            variables = state.read_values(self.model, self.source)
+            if run.writer is not None:  # on rank 0
+                content = {
+                    "fit": self.number,
+                    "epoch": epoch,
+                    "step": step,
+                    "epochs": run.epochs,
+                    "ended": ended,
+                    "ranks": world.get_world().trainers,
+                    "variables": variables,
+                    "logs": self._logs if serialization.is_plain(self._logs) else {},
+                    "callbacks": callback_state.copy_states(self.callbacks, self._large_arrays),
+                    "log_bytes": callback_state.measure_logs(self.callbacks),
+                    "stop": bool(self.model.stop_training),
+                    "history": None if history is None else callback_state.copy_states([history], {})[0],
+                    "random": random_state.copy_states(),
+                }
+                # A "state" has the next number of all states of the run; an "end" has the number of its call.
+                run.state_number += kind == "state"
+                run.writer.write(kind, run.state_number if kind == "state" else self.number, content)
+            run.saved_at = time.monotonic()
+
+        membership.attempt_collectives(operation, save)

@@ -165,15 +165,12 @@ class Run:
         """Copy the newest state to rank 0. Collective. `state`: on rank `root`, the result of `_read_folder`."""
         me = world.get_world()
         begin, ended_fits, _, newest_number = objects.broadcast(state, "the newest state of all hosts", root)
-        files = [
-            *(("end", fit_number) for fit_number in sorted(ended_fits)),
-            *([("state", newest_number)] if newest_number >= 0 else []),
-        ]
+        files = [("end", fit_number) for fit_number in sorted(ended_fits)]
+        files += [("state", newest_number)] if newest_number >= 0 else []
         target_folder = None if self.writer is None else self.writer.folder
         if target_folder is not None:
-            host, root_host = me.hosts[0], me.hosts[root]
             notes.print_note(
-                f"{self.path} on {root_host} has a newer state of the run than on {host}, which gets a copy"
+                f"{self.path} on {me.hosts[root]} has a newer state of the run than on {me.hosts[0]}, which gets a copy"
             )
             own_begin = target_folder.read_file(state_files.BEGIN)
             if own_begin is None or own_begin["entropy"] != begin["entropy"]:  # of another run

@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from matex_tf.lazy import tf
+
 _LIBRARIES = ("numpy", "keras", "tf_keras")
 """Functions of these libraries are plain data. Example: `EarlyStopping` of Keras 3 chooses its `monitor_op`, such as
 `keras.ops.less`, and negates `min_delta` accordingly. So both must be restored."""
@@ -72,8 +74,6 @@ def unpack_value(packed: Any, arrays: list[np.ndarray]) -> Any:
     if kind == "number":
         return arrays[content][()]
     if kind == "tensor":
-        import tensorflow as tf
-
         return tf.constant(arrays[content])
     if kind == "function":
         return _find_function(*content)
@@ -113,8 +113,6 @@ def find_dtype(name: str) -> np.dtype:
         return np.dtype(name)
     except TypeError:
         pass
-    import tensorflow as tf
-
     try:
         return np.dtype(tf.as_dtype(name).as_numpy_dtype)  # such as bfloat16
     except TypeError:

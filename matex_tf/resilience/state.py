@@ -1,6 +1,10 @@
 """Reads and restores the values of all variables of a model in training, in ordered groups.
 
-Usually a group grows only at its end. Existing variables can therefore be restored before later ones are created.
+A variable is found by its group and its position there, not by its name: Keras numbers names (`dense_1`) over the whole
+process, so a restarted script may have other ones. Names are saved for messages.
+
+Variables are created when a model is built, an optimizer's also at its first step. Usually they come last in their
+group. Existing variables can therefore be restored before later ones are created.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ Values = dict[str, list[tuple[str, np.ndarray]]]
 def group_variables(model: Any, source: Any = None) -> dict[str, list[Any]]:
     """The variables of a Keras model, by group: weights, optimizers, metrics, and states of random generators.
 
-    A variable is in one group only.
+    A variable that several lists have is in the first group whose list has it, in the order of the calls below.
 
     Args:
         source: Keras' data source. Its variables are excluded: they hold its position in the epoch (in Keras 2 the
@@ -31,8 +35,8 @@ def group_variables(model: Any, source: Any = None) -> dict[str, list[Any]]:
     all_layers = model._flatten_layers() if hasattr(model, "_flatten_layers") else getattr(model, "layers", [])
     layers = [layer for layer in all_layers if layer is not model]
     grouped_ids: set[int] = set()  # the variables that have a group, or are excluded
-    _select_new([] if source is None else _list_attributes(source), grouped_ids)
-    # Metrics come before the weights, among which Keras 2 lists some of their variables.
+    _select_new([] if source is None else _list_attributes(source), grouped_ids)  # so that no group has them
+    # Metrics are selected before the weights, among which Keras 2 lists some of their variables.
     metrics = _select_new(_list_metric_variables(model, layers), grouped_ids)
     groups = {
         "weights": _select_new(_list_weights(model), grouped_ids),
@@ -45,7 +49,7 @@ def group_variables(model: Any, source: Any = None) -> dict[str, list[Any]]:
         groups[f"optimizer {index}"] = _select_new(variables, grouped_ids)
         # In Keras 2, the learning rate is not among the optimizer's variables.
         groups[f"optimizer {index}, own"] = _select_new(_list_attributes(optimizer), grouped_ids)
-    groups["own"] = _select_new(_list_attributes(model), grouped_ids)
+    groups["own"] = _select_new(_list_attributes(model), grouped_ids)  # of a script's subclass of Model
     groups[METRICS] = metrics
     return groups
 
@@ -143,7 +147,12 @@ def read_values(model: Any, source: Any) -> Values:
 
 
 def load_values(model: Any, source: Any, saved: Values) -> dict[str, int]:
-    """Assign the `saved` values to the variables that exist, by position. Returns the number assigned in each group.
+    """Assign the `saved` values to the variables that exist, by position. Returns the number assigned in each group,
+    by which the caller finds out whether saved variables are still missing.
+
+    `Fit.restore` calls this several times before a restarted call of `fit` trains: when training begins, and again when
+    skipped data or a discarded step have created or changed variables. So an earlier call may assign a value to a wrong
+    variable of equal shape: the last call finds all variables, or training ends with an error.
 
     Raises:
         SetupError: the values belong to another model.

@@ -11,11 +11,16 @@ import numpy as np
 from matex_tf.lazy import tf
 
 
-def find_definition(op_type: str) -> Any:
-    """The `OpDef` of a type of op; None if the type is the name of a function, which the op calls."""
+@functools.cache
+def _import_registry() -> Any:
     from tensorflow.python.framework import op_def_registry
 
-    return op_def_registry.get(op_type)
+    return op_def_registry  # an import statement for each op would take 2% of the time to read a graph
+
+
+def find_definition(op_type: str) -> Any:
+    """The `OpDef` of a type of op; None if the type is the name of a function, which the op calls."""
+    return _import_registry().get(op_type)
 
 
 @functools.cache

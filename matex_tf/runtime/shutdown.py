@@ -85,21 +85,20 @@ _LIBRARY_FILES = (
 """The classes of files that libraries have open, and the methods that write what is not on the disk yet."""
 
 
-def _flush_files() -> None:
+def flush_files() -> None:
     """Write the output and the buffers of the script's open files to disk: an abort does not, unlike the end of Python.
 
     Pipes are left out, because they could block. A disk may block, too, and so may a file whose lock is held by a
     stuck thread, or by the code that a signal has interrupted. So a thread writes, for a limited time.
     """
-    thread = threading.Thread(target=flush_open_files, name="matex_tf flush", daemon=True)
+    thread = threading.Thread(target=_flush_open_files, name="matex_tf flush", daemon=True)
     with contextlib.suppress(RuntimeError, KeyboardInterrupt):  # no thread can be started; the user does not wait
         with starts_own.set():
             thread.start()
         thread.join(_FLUSH_SECONDS)
 
 
-def flush_open_files() -> None:
-    """See `_flush_files`. Blocks where a file blocks."""
+def _flush_open_files() -> None:
     stream_types = io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom  # the first has a buffer on top of the others
     library_types = [(getattr(sys.modules.get(module), name, ()), method) for module, name, method in _LIBRARY_FILES]
     files: list[Any] = []
@@ -122,7 +121,7 @@ def flush_open_files() -> None:
 
 def run_before_abort() -> None:
     """Write the script's output and files, and call the functions of `before_abort`, whatever fails."""
-    _flush_files()
+    flush_files()
     while before_abort:
         try:
             before_abort.pop(0)()

@@ -246,7 +246,7 @@ class _Watch:
         waits_for_it = waiting.number >= failure.number and waiting.seconds >= _SETTLED_SECONDS
         is_late = now >= failure.time + self.stall_seconds and not any(now < limit for _, limit in _activities)
         if waits_for_it or is_late or _is_at_prompt(self._read_stack()):
-            shutdown.flush_open_files()  # the end of the job kills this rank
+            shutdown.flush_files()  # the end of the job kills this rank
             del self.failures[rank]
             self._send_message(rank, "ends")
         elif not self.is_failure_reported and now >= failure.time + _ANSWER_SECONDS:
@@ -277,7 +277,8 @@ class _Watch:
         elif kind == "here" and self.stalled is not None:
             (self.stalled.answers[rank],) = content
         elif kind == "failed":
-            self.failures[rank] = _Failure(*content, time.monotonic())
+            (number,) = content
+            self.failures[rank] = _Failure(number, time.monotonic())
         elif kind == "ends":
             self.may_end.set()
 

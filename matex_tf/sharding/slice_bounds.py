@@ -17,7 +17,8 @@ def deal_block(n: Any, rank: int, ratios: Any) -> tuple[Any, Any]:
     """(start, stop) of the rows of `rank` if `n` rows are dealt to the ranks in contiguous blocks.
 
     Args:
-        n: the number of rows, an int; with equal blocks also a scalar integer tensor (else: `ops.deal_rows`).
+        n: the number of rows, an int; with equal blocks also a scalar integer tensor. (For other ratios, the op
+            `ops.deal_rows` deals a number of rows that is a tensor.)
         rank: the number of the rank, an int.
         ratios: the ratios of the ranks, integers: a rank gets its ratio divided by the sum of the ratios. If `ratios`
             is an int, it is the number of ranks that get equal blocks; further ranks get no rows.

@@ -25,10 +25,10 @@ from matex_tf.world import world
 AS_TRAINING_STARTS = "comparing the variables as training starts"
 COMPUTED_PATHS = "it computes the paths of files that it reads or writes"
 
-_SHARED = "is of a step that ranks share"
+_SHARED = "is of a step that ranks share"  # the name of a tag of variables
 _steps = 0
 _has_unchecked = False
-"""Whether a step has changed weights since the last comparison."""
+"""Whether there was a step since the last comparison of weights."""
 _are_differences_expected = False
 """Whether ranks train by themselves for some steps (`apart.local`). Their weights differ then, and are not compared."""
 
@@ -53,20 +53,18 @@ def agree_on_new(used_variables: Iterable[Any]) -> bool:
 
 
 def count_rows(tensors: Iterable[Any], are_rows: Iterable[bool]) -> int:
-    """The number of rows of the batches that a function was traced for; 0 if it was traced for any number."""
+    """The number of rows of the batches that a function was traced for; 0 if it was traced for any number.
+
+    tensors: the inputs of the trace. are_rows: which of them have the rows that ranks divide.
+    """
     counts = (tensor.shape.as_list()[0] for tensor, has_rows in zip(tensors, are_rows) if has_rows)
     return next(counts, None) or 0
 
 
 def agree_on_trace(graph: Any, why_whole: str, place: str, rows: int = 0) -> str:
-    """The reason why a traced function is not shared, if any rank has one. Collective.
-
-    Afterwards all ranks have equal traces, and equal values of the variables that the function uses.
-    rows: see `count_rows`.
-
-    Raises MismatchError on every rank if the traces differ.
-    """
+    """`agree_on_plan` for a trace. Afterwards the variables of the trace have equal values on all ranks. Collective."""
     events.ranks_meet(place)
+    # Other ranks than rank 0 have further ops in such a trace: their files are in private folders.
     if not why_whole and any(map(real_files.finds_files, graph_ops.iterate_nodes(graph))):
         why_whole = COMPUTED_PATHS
     why_whole = agree_on_plan(capture.digest_graph(graph, for_ranks=True), why_whole, place, rows)
@@ -81,7 +79,7 @@ def agree_on_plan(digest: bytes, why_whole: str, place: str, rows: int = 0) -> s
 
     digest: a digest of the ops of the step, without constants: file names may differ between ranks.
     why_whole: the reason why this rank would compute the step whole; empty if it would share it.
-    rows: see `count_rows`.
+    rows: see `count_rows`. It is only for messages and records.
 
     Raises MismatchError on every rank if all ranks would share the step but have different ops.
     """
@@ -92,10 +90,7 @@ def agree_on_plan(digest: bytes, why_whole: str, place: str, rows: int = 0) -> s
     for rank, (digest_of_rank, *_) in enumerate(plans_of_ranks):
         if digest_of_rank != plans_of_ranks[0][0]:
             # Batches of different sizes are the likely reason, which has a message of its own.
-            rows_of_ranks = [
-                (rank_number, rows_of_rank) for rank_number, (*_, rows_of_rank) in enumerate(plans_of_ranks)
-            ]
-            fingerprint.check_rows(rows_of_ranks, f"a batch of {place}")
+            fingerprint.check_rows(list(enumerate(rows for *_, rows in plans_of_ranks)), f"a batch of {place}")
             hosts = world.get_world().hosts
             raise errors.MismatchError(
                 f"the ranks' traces of {place} differ: that of rank {rank} ({hosts[rank]}) has other ops "
@@ -105,7 +100,10 @@ def agree_on_plan(digest: bytes, why_whole: str, place: str, rows: int = 0) -> s
 
 
 def note_step() -> None:
-    """Count a step. After 1, 2, 4, 8, ... steps, and every MATEX_DRIFT_STEPS, the weights are compared: collective."""
+    """Count a step. After 1, 2, 4, 8, ... steps, and every MATEX_DRIFT_STEPS, the weights are compared: collective.
+
+    MATEX_DRIFT_STEPS=0: never. Called for each shared step, and for each training step that every rank computes whole.
+    """
     global _steps, _has_unchecked
     _steps += 1
     _has_unchecked = True
@@ -119,6 +117,8 @@ def note_step() -> None:
 
 def compare_weights(when: str, further_variables: Iterable[Any] = ()) -> None:
     """Compare the weights of all steps so far, and `further_variables`, between all ranks. Collective.
+
+    further_variables: such as the moving averages of a model, which `evaluate` is about to read.
 
     Raises MismatchError on every rank if a weight of a shared step differs.
     """
@@ -150,7 +150,8 @@ def agree_on_model(model: Any) -> None:
 def compare_model(model: Any, kind: str, is_within_fit: bool) -> None:
     """Give all ranks the same weights before `evaluate` or `predict` (`kind`). Collective.
 
-    Within `fit`, weights that a shared step changed differently on the ranks are an error.
+    Within `fit`, weights that a shared step changed differently on the ranks are an error. Outside of it, a rank may
+    have set or loaded weights by itself.
     """
     events.ranks_meet(kind)
     if is_within_fit:

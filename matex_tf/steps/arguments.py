@@ -27,7 +27,7 @@ class Arguments:
 
     given: the positional and the keyword arguments.
     leaves: the arguments in `given`, flattened: tensors and other objects.
-    rows: the number of rows of the batch: the most common first size of the tensors, if it is 2 or more; else 0.
+    rows: the number of rows of the batch: the most common first size of the tensors, if it is 2 or more; 0: no batch.
     have_rows: for each leaf, whether it is a tensor with `rows` rows. These tensors are sliced. Rows are guessed, but a
         wrong guess changes no result: the step only needs other collectives.
     references: for each leaf that the last key (`make_key`) identifies by its address, a function that returns the
@@ -38,7 +38,7 @@ class Arguments:
         self.given = args, kwargs
         self.references: list[Callable[[], Any]] = []
         self.leaves = tf.nest.flatten(self.given)
-        if any(isinstance(leaf, np.ndarray) for leaf in self.leaves):  # the call converts arrays, too
+        if any(isinstance(leaf, np.ndarray) for leaf in self.leaves):  # as the call would do
             self.leaves = [tf.convert_to_tensor(leaf) if _is_array(leaf) else leaf for leaf in self.leaves]
             self.given = tf.nest.pack_sequence_as(self.given, self.leaves)
         counts = [_count_rows(leaf) for leaf in self.leaves]
@@ -55,7 +55,7 @@ class Arguments:
         for leaf in self.leaves:
             if isinstance(leaf, (np.generic, tf.Tensor)):
                 parts.append((leaf.dtype, _list_sizes(leaf)))
-            elif is_source(leaf):  # the types of its batches, whether they are this rank's own, how ranks share them
+            elif is_source(leaf):  # the types of its batches, whether only this rank has them, how ranks share them
                 parts.append((type(leaf), _describe_batches(leaf), own_data.is_own(leaf), find_batch_key(leaf)))
             elif isinstance(leaf, tf.__internal__.CompositeTensor) and not isinstance(leaf, tf.Variable):
                 parts.append(tf.type_spec_from_value(leaf))
@@ -84,7 +84,7 @@ class Arguments:
         return leaves + [tensor for leaf in leaves for tensor in list_attached(leaf).values()]
 
     def trace_call(self, function: Callable[..., Any]) -> Any:
-        """The FuncGraph of a call of `function`, with the tensors of `list_tensors` as inputs.
+        """The FuncGraph of a call of `function` (a model), with the tensors of `list_tensors` as inputs.
 
         Its structured outputs are a pair: the results of the function, and a list with the attached tensors of each
         tensor of the results. None if the Python code of the function raises an error.
@@ -117,7 +117,6 @@ def list_attached(tensor: Any) -> dict[str, Any]:
 
 
 def attach_tensors(tensor: Any, attached: dict[str, Any]) -> None:
-    """Attach tensors to a tensor as attributes, by name."""
     for name, value in attached.items():
         setattr(tensor, name, value)
 

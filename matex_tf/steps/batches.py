@@ -124,7 +124,6 @@ def make_numbers(bounds: Bounds, total: int) -> tuple[Any, ...]:
 
 
 def digest_tensors(tensors: Sequence[Any]) -> int:
-    """A hash of the tensors' values."""
     return functools.reduce(lambda digest, tensor: fingerprint.digest_value(tensor, digest), tensors, 0)
 
 

@@ -16,7 +16,7 @@ from matex_tf.lazy import tf
 from matex_tf.rewrite.compiled import MUST_COMPILE
 
 _MAY_BE_FILES = {("Const", "value"), ("PrintV2", "output_stream")}
-"""Attributes, by op, that may be paths of files: they differ between ranks."""
+"""(op, attribute) pairs whose values may be paths of files: they differ between ranks."""
 _IGNORED = "config config_proto container debug_name message metadata seed seed2 shared_name token".split()
 """Attributes that differ between traces of the same function."""
 
@@ -45,8 +45,9 @@ def find_trace(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 def trace_step(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The ConcreteFunction that the script's own call would run. Raises errors of the script's Python code.
 
-    In two cases the result is instead the ConcreteFunction of a new function that calls it: XLA compiles the function,
-    or TensorFlow has added residuals, tensors that the computation of gradients needs, to the outputs of its graph.
+    In two cases the result is instead the ConcreteFunction of a new function that only calls it:
+    - XLA compiles the function. The graph of the caller has an op that says so; the function's own graph does not.
+    - TensorFlow has added residuals, tensors that gradients need, to the outputs of its graph. The caller has none.
     """
     was_on, had_opened = tracing.is_on, tracing.has_opened
     tracing.is_on, tracing.has_opened = True, False
@@ -74,9 +75,7 @@ def _trace_caller(function: Any, traced: Any, args: tuple[Any, ...], kwargs: dic
         return leaf if trace_input is None else tf.TensorSpec(trace_input.shape, trace_input.dtype)
 
     specs, named_specs = tf.nest.map_structure(make_spec, (args, kwargs))
-    caller = tf.function(
-        lambda *arguments, **keyword_arguments: function(*arguments, **keyword_arguments), autograph=False
-    )
+    caller = tf.function(lambda *positional, **named: function(*positional, **named), autograph=False)
     return caller.get_concrete_function(*specs, **named_specs)
 
 
@@ -103,7 +102,7 @@ def digest_graph(graph: Any, for_ranks: bool = False) -> bytes:
 def digest_nodes(
     nodes: Iterable[Any], library: Any, for_ranks: bool, takes: Iterable[str] = (), gives: Iterable[str] = ()
 ) -> bytes:
-    """`digest_graph` for node protos in order, which call functions of `library`.
+    """`digest_graph` for node protos, each after the nodes whose outputs it takes. They call functions of `library`.
 
     library: function protos by name. takes, gives: the names of arguments and of results.
     """

@@ -10,7 +10,6 @@ A branch is a context of ops in the graph (the control flow of TensorFlow 1), or
 from __future__ import annotations
 
 import collections
-import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ from matex_tf import ops
 from matex_tf.lazy import tf
 from matex_tf.rewrite.compiled import CALLS
 from matex_tf.rewrite.graph_ops import list_functions
+from matex_tf.steps import session_graphs
 
 _CONDS = "If", "StatelessIf"
 
@@ -29,8 +29,8 @@ def order_collectives(graph: Any, needed: Sequence[Any]) -> tuple[list[Any], lis
     a `tf.switch_case`, or in a function that several ops call. Nothing orders it among the other collectives.
 
     needed: the ops of the run in the order of their creation.
-    Returns a list of the op, empty if no collective is in a branch; and the turns in the order in which they are to
-    run. Both are empty if there is only one turn.
+    Returns a list of the added op, empty if no collective is in a branch; and the turns in the order in which they are
+    to run. Both are empty if there is only one turn, which needs no order.
     """
     collectives = [(op, *collective) for op in needed for collective in _list_collectives(graph, op)]
     # Leave out collectives in loops. Also leave out a collective in a function that several ops call: its turn, a
@@ -46,9 +46,7 @@ def order_collectives(graph: Any, needed: Sequence[Any]) -> tuple[list[Any], lis
     if len(ordered_collectives) < 2:
         return [], []
     pass_ops = []  # the ops that complete turns of branches that are not taken
-    was_finalized = graph.finalized
-    graph._unsafe_unfinalize()
-    with graph.as_default(), tf.control_dependencies(None):
+    with session_graphs.add_to(graph):
         for op, turn, branch in ordered_collectives:
             # The predicate of each branch around the collective, its value in the branch, and where it is computed.
             branches = [
@@ -58,16 +56,15 @@ def order_collectives(graph: Any, needed: Sequence[Any]) -> tuple[list[Any], lis
             if branch is not None:
                 branches.append((op.inputs[0], branch, op._get_control_flow_context()))
             for predicate, branch_value, context in branches:
-                with _enter_context(graph, context):
-                    # `Switch` gives one of its two outputs, by the value of the predicate. The op that completes the
-                    # turn takes the output of the other branch, so it runs only if the other branch is taken.
-                    switch_outputs = tf.raw_ops.Switch(data=predicate, pred=predicate)
-                    pass_ops.append(
-                        ops.pass_turn(switch_outputs.output_false if branch_value else switch_outputs.output_true, turn)
-                    )
+                if context is not None:  # create the ops in the branch around this one
+                    context.Enter()
+                # `Switch` gives one of its two outputs, by the value of the predicate. The op that completes the turn
+                # takes the output of the other branch, so it runs only if the other branch is taken.
+                outputs = tf.raw_ops.Switch(data=predicate, pred=predicate)
+                pass_ops.append(ops.pass_turn(outputs.output_false if branch_value else outputs.output_true, turn))
+                if context is not None:
+                    context.Exit()
         group_ops = [tf.group(*pass_ops)] if pass_ops else []
-    if was_finalized:
-        graph.finalize()
     return group_ops, [turn for _, turn, _ in ordered_collectives]
 
 
@@ -111,14 +108,3 @@ def _iterate_contexts(op: Any) -> Iterator[Any]:
     while context is not None:
         yield context
         context = context.outer_context
-
-
-@contextlib.contextmanager
-def _enter_context(graph: Any, context: Any) -> Iterator[None]:
-    """Create ops within this branch or loop, `context`; None: outside of all branches and loops."""
-    context_before = graph._get_control_flow_context()
-    graph._set_control_flow_context(context)
-    try:
-        yield
-    finally:
-        graph._set_control_flow_context(context_before)

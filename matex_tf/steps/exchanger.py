@@ -34,7 +34,8 @@ class RankExchanger(Exchanger):
     """The collectives of the ranks over MPI.
 
     place: names the step in messages.
-    is_ordered: collectives run in the order of their creation, see `rewrite.emit.Copy`.
+    is_ordered: collectives run in the order of their creation, as in functions that eager code calls. A session runs
+        ops in any order.
     checked: a gradient that is not finite is an error.
 
     The number of rows of the batch travels with the sums, so ranks whose batches have different numbers raise an error.
@@ -85,7 +86,7 @@ class RankExchanger(Exchanger):
         """
         # Indices of floating-point sums:
         early = list[int]()  # of gradients for which the next wave need not wait: a part of an overlapped update
-        checked = list[int]()  # of gradients that are checked for finite values
+        checked = list[int]()  # of other gradients, if gradients are checked for finite values
         inline = list[int]()  # of the last wave, with unknown shapes: one of them would keep `sums` from overlapping
         sums = list[int]()  # all other sums
         # Indices of other requests, each with a message of its own; and of `owned` requests, by kind and dtype:
@@ -233,7 +234,7 @@ def find_neutral(kind: str, dtype: Any) -> Any:
 
 
 def _gather_strings(rows: Any, name: str) -> Any:
-    """Gathers strings as their bytes and lengths. The bytes are joined to one string, from which strings are cut."""
+    """Gathers strings as their bytes and lengths, from which it cuts the strings: messages carry no strings."""
     shape = tf.shape(rows, tf.int64)
     flat_strings = tf.reshape(rows, [-1])
     lengths = ops.allgather(tf.strings.length(flat_strings), name)

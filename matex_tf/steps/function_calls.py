@@ -25,7 +25,7 @@ from matex_tf.steps.tapes import calls
 from matex_tf.thread_flag import is_main_thread
 
 _PLANS = "step plans"
-_MAX_KEYS = 1024  # of a function: calls that differ in a Python number have different keys
+_MAX_KEYS = 1024  # of a function: calls that differ in a Python number have different keys, without end
 NOT_TRACED = "its code raised an error when it was traced for any number of rows"
 NOT_SHARED = "it is compiled by XLA, or a tape records the call"
 IN_THREAD = "a thread of the script calls it"
@@ -99,13 +99,12 @@ def call_function(
 
     is_recorded: a gradient tape of the script records the call.
     """
-    # Calls that are intercepted, work of this rank alone, and other threads, whose calls ranks do not make together.
     is_main = is_main_thread()
     if _interceptors and is_main:
         return _interceptors[-1](original, function, args, kwargs)
-    if own_data.is_alone():
+    if own_data.is_alone():  # work of this rank alone
         return original(function, *args, **kwargs)
-    if not is_main:
+    if not is_main:  # ranks do not make the calls of other threads together
         tags.get_or_make_tag(function, IN_THREAD, lambda: _report_thread(function, args, kwargs))
         return call_whole(original, function, args, kwargs, IN_THREAD)
     args, kwargs = own_data.make_arrays_whole((args, kwargs), report.name_step(function))
@@ -113,12 +112,11 @@ def call_function(
         arguments = _bind_arguments(function, args, kwargs)
     except (TypeError, ValueError):  # wrong arguments: the call itself raises the error
         return original(function, *args, **kwargs)
-    if is_recorded:
+    if is_recorded:  # `calls` decides whether ranks share the call; its gradients are a step of their own
         _prepare_whole_call(function, args, kwargs, NOT_SHARED)
         return calls.call_function(lambda: original(function, *args, **kwargs), function, arguments)
     plan = _get_plans(function).find(function, arguments)
-    # Every rank computes the call whole. The weights that it changes are compared later.
-    if plan.why_whole:
+    if plan.why_whole:  # every rank computes the call whole; `note_step` compares the weights that such calls change
         is_training = bool(plan.trained) and agreement.is_watched()
         if is_training:
             agreement.note_step()
@@ -127,7 +125,6 @@ def call_function(
         if is_training:
             events.step_trained(plan)
         return result
-    # All ranks compute the call.
     inputs = _unpack_inputs(plan.traced, arguments)
     batch = None
     if plan.source is not None:
@@ -138,7 +135,7 @@ def call_function(
 
 
 def _report_thread(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Tell that ranks do not share a function that a thread calls, if it trains."""
+    """Tell, at the first call, that ranks do not share a function that a thread calls. Loud only if it trains."""
     trained = whole_code.list_trained(capture.find_trace(function, args, kwargs))
     report.say_whole(report.name_step(function), IN_THREAD, is_usual=not trained)
 

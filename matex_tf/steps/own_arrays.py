@@ -35,7 +35,7 @@ def are_computed_alone(inputs: Any, name: str, meets: bool = True) -> bool:
     rows than there are ranks.
 
     meets: False: a rank that is in the first or the last case by its own arrays asks no other rank, so that ranks may
-        make different numbers of such calls.
+        make different numbers of calls of `predict_on_batch`.
     """
     arrays = _list_arrays(inputs)
     are_few = not arrays or any(array.ndim == 0 or len(array) < world.get_world().size for array in arrays)
@@ -61,15 +61,12 @@ def count_rows(inputs: Any, name: str) -> list[int]:
 
 
 def agree_on_deal(inputs: Any, batch_size: int, shuffle: bool, name: str) -> shard_arrays.Dealt:
-    """How a reader dealt the rows to the ranks, which depends on the batch size. Collective.
+    """How a reader dealt the rows of the whole data to the ranks, which depends on the batch size. Collective.
 
     Raises BatchError on every rank if the rows were dealt for batches of another size than `batch_size`.
     """
-    dealt = shard_arrays.Dealt()  # each fact from the first array that has it
-    for array_deal in map(shard_arrays.find_deal, _list_arrays(inputs)):
-        dealt = shard_arrays.Dealt(
-            *(known_fact if known_fact is not None else new_fact for known_fact, new_fact in zip(dealt, array_deal))
-        )
+    facts = zip(*map(shard_arrays.find_deal, _list_arrays(inputs)))  # each from the first array that has it
+    dealt = shard_arrays.Dealt(*(next((value for value in values if value is not None), None) for values in facts))
     deals = objects.allgather((dealt, batch_size), f"how the rows of {name} were dealt")
     if any(deal != deals[0] for deal in deals) or dealt.batch_size not in (None, batch_size):
         raise errors.BatchError(
@@ -91,13 +88,13 @@ def make_dataset(inputs: Any, counts: Sequence[int], batch_size: int, shuffle: b
     counts: the number of rows of each rank.
     batch_size: rows of all ranks in each step; the last step takes the remainder.
     shuffle: this rank's rows come in a new order in each epoch.
-    dealt: how the rows were dealt to the ranks.
+    dealt: see `agree_on_deal`. With `reshuffle`, ranks exchange rows before each epoch.
     """
     rank, steps = world.get_world().rank, -(-sum(counts) // batch_size)  # rounded up
     counts_at_steps = (apportion.apportion_rows(counts, step * batch_size) for step in range(steps + 1))
     bounds = np.array([counts_of_ranks[rank] for counts_of_ranks in counts_at_steps], np.int64)
     ranges = tf.data.Dataset.from_tensor_slices((bounds[:-1], bounds[1:]))
-    # `before_epoch` exchanges rows between ranks; None if each rank keeps its rows.
+    # `before_epoch` exchanges rows of `arrays`, which `read_rows` reads; None if each rank keeps its rows.
     read_rows, before_epoch, arrays = shard_batches.make_row_reader(_make_tuples(inputs), counts, dealt.reshuffle)
 
     def order_rows(_: Any) -> Any:

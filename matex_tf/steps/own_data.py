@@ -30,7 +30,7 @@ _alone = ThreadFlag()
 
 
 def compute_alone() -> contextlib.AbstractContextManager[None]:
-    """Within the context this thread's work is its rank's own: no step is shared and no batch is gathered."""
+    """Within the context, as in `async` training, this thread works alone: it shares no step and gathers no batch."""
     return _alone.set()
 
 
@@ -79,7 +79,9 @@ def note_dataset(dataset: Any) -> None:
 
 
 def require_shared(source: Any) -> None:
-    """Raises UnsupportedError for an iterator or dataset of own rows in the trace of a function that is not shared."""
+    """Called as a function takes from `source` in its trace. Raises UnsupportedError if `source` gives own rows, and
+    ranks do not share the function: each rank would compute its rows as if all ranks had them.
+    """
     if world.is_active() and not is_alone() and not capture.tracing.is_on and is_own(source):
         raise errors.UnsupportedError(explain_obstacle("a function", "it is not traced as a step that ranks share"))
 
@@ -126,7 +128,9 @@ def take_whole(iterator: Any) -> Any:
 
 @functools.lru_cache(maxsize=64)
 def _make_taker(name: str, spec_text: str, specs: Any) -> Any:
-    """A function that takes whole batches of these specs. name, spec_text: only parts of the cache's key."""
+    """A function that takes whole batches of these specs. name, spec_text: only parts of the cache's key, since equal
+    flat specs may have another structure.
+    """
     exchanger = RankExchanger("the next batch of each rank's own rows")
     make_own_slice = functools.partial(slices.make_own_slice, exchanger)
 

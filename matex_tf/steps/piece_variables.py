@@ -43,7 +43,7 @@ class PieceVariable(BaseResourceVariable):
     owner: names the optimizer in messages.
     piece: a variable that holds this rank's piece, flattened.
     updates: the number of changes of the value so far, by which copies of pieces are known to be outdated
-        (`servers.pieces.piece_copies`). Steps count only with `--elastic`.
+        (`servers.pieces.piece_copies`). Changes by steps are counted only with `--elastic`.
     is_refused: the variable stays whole, since an op of a step takes it whole, since trials of steps found that steps
         are faster with whole variables, or since one rank may read it by itself (`pieces.keep_all_whole`).
     is_settled: trials of steps (`adapt.step_trials`) have decided the form.

@@ -11,7 +11,7 @@ be empty until ranks have chosen them. A variable that is *refused* stays whole 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from matex_tf import tags
@@ -23,18 +23,18 @@ from matex_tf.steps import capture, events, whole_code
 from matex_tf.thread_flag import is_main_thread
 
 _VARIABLE = "variable in pieces"
+# Reasons to keep all variables whole (`servers.pieces.owners`):
 THREADED = "the script has a thread of its own, which may read an optimizer's variables by itself"
 ASKED = "the script asks for its rank, and may read an optimizer's variables on one rank alone"
 
 is_left_open = False
-"""Whether ranks choose between variables in pieces and whole ones by trial: `MATEX_STRATEGY=auto`."""
+"""Whether ranks choose between variables in pieces and whole ones by trial. `servers.pieces` sets it: with `auto`."""
 
 _variables: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # by their numbers
 _are_made = False  # there may be variables in pieces: one was created, and `keep_all_whole` was not called since
 
 
 def note_variable(variable: Any) -> None:
-    """Record a new `PieceVariable`."""
     global _are_made
     _are_made = True
     _variables[variable.number] = variable
@@ -60,7 +60,7 @@ def find_variables(graph: Any) -> dict[int, Any]:
 
 
 def make_all_whole() -> None:
-    """Make all variables whole that are in pieces. Collective; eager.
+    """Make all variables whole that are in pieces, such as before rank 0 saves a model. Collective; eager.
 
     Ranks collect garbage at different times: only variables that exist on all ranks are gathered.
     """
@@ -100,7 +100,7 @@ def prepare_whole_call(function: Any, args: tuple[Any, ...], kwargs: dict[str, A
 
 
 def list_stored(variables: Iterable[Any]) -> list[Any]:
-    """The TensorFlow variables in which this rank stores `variables`: for one in pieces, the variable of its piece."""
+    """The TensorFlow variables that a shared step changes when it changes `variables`: for one in pieces, its piece."""
     return [
         variable.piece if getattr(variable, "cuts", ()) and not variable.is_refused else variable
         for variable in variables
@@ -123,6 +123,7 @@ class StepPieces:
         }
         if used_variables:
             events.cuts_wanted(list(used_variables.values()))
+        # A variable that still has no cuts stays whole on every rank.
         cut_variables = {index: variable for index, variable in used_variables.items() if variable.cuts}
         self._in_pieces = {} if takes_whole else cut_variables
         self._whole = list(cut_variables.values()) if takes_whole else []
@@ -168,9 +169,15 @@ class StepPieces:
         if not variables:
             return
         if self._count_whole is None:
-            self._count_whole = _make_count([variable.handle for variable in variables])
-        # A step that takes whole variables needs as many as `_whole` has. A step that takes pieces needs no whole
-        # variable, and its `_whole` is empty.
+            # The resource of a handle exists only while its variable is whole.
+            handles = [variable.handle for variable in variables]
+            self._count_whole = trace_own(
+                lambda: tf.math.count_nonzero(
+                    tf.stack([tf.raw_ops.VarIsInitializedOp(resource=one) for one in handles])
+                )
+            )
+        # One op for all variables: nearly always they have the form already. All must be whole if the step takes whole
+        # variables; none if it takes pieces, for which `_whole` is empty.
         if self._count_whole().numpy() == len(self._whole):
             return
         for variable in variables:
@@ -178,13 +185,3 @@ class StepPieces:
                 variable.make_whole()
             else:
                 variable.split()
-
-
-def _make_count(handles: Sequence[Any]) -> Any:
-    """A function that counts the whole variables: the resource of a handle exists only while its variable is whole."""
-
-    def count() -> Any:
-        are_whole = [tf.raw_ops.VarIsInitializedOp(resource=handle) for handle in handles]
-        return tf.math.count_nonzero(tf.stack(are_whole))
-
-    return trace_own(count)

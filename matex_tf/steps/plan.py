@@ -336,30 +336,28 @@ class StepPlan:
         taken_batch: see `take_batch`; None without a `source`. A call with the same batch can be repeated.
         iterators: the iterators and datasets among the arguments.
         """
-        divided_tensors = [tensor for tensor, is_divided in zip(inputs, self.divided) if is_divided]
-        # None: the graph takes it.
-        batch = (
-            WholeBatch(divided_tensors, [True] * len(divided_tensors))
-            if taken_batch is None and divided_tensors
-            else taken_batch
-        )
+        batch = taken_batch
+        if batch is None and any(self.divided):
+            divided_tensors = [tensor for tensor, is_divided in zip(inputs, self.divided) if is_divided]
+            batch = WholeBatch(divided_tensors, [True] * len(divided_tensors))
+        # From here on, None means that ops of the copy take the batch.
         self.rows = 0 if batch is None else batch.total
         events.step_begins(self)
         # Ranks may give different rows to a step that trains nothing, such as a prediction. So such a step compares
         # every batch, before the call, and each rank computes its own batch whole if they differ. A step that trains
-        # compares few batches (`compare_batches`), and different numbers of rows are an error.
-        should_compare_each = batch is not None and not self.trained
-        is_shared = True
-        if batch is not None:
-            # `is_same` is collective, so all ranks call it, whatever their `is_even` is.
-            is_same = self.batches.is_same(batch) if should_compare_each else True
-            is_shared = is_same and batch.is_even
+        # compares few batches (`compare_batches`), and different numbers of rows are an error. A batch whose components
+        # have different numbers of rows (not `is_even`) has no slice, so each rank computes it whole, too.
+        is_shared = batch is None or batch.is_even
+        compared_batch = None if self.trained else batch
+        if compared_batch is not None:
+            # Collective: all ranks call it, whether their batches are even or not.
+            is_shared = self.batches.is_same(compared_batch) and is_shared
 
         def compute(replacements: Mapping[int, Any]) -> Any:
             with failures.fail_together(self.place, self.traced.graph.variables, self.traced.graph):
                 return self._compute(inputs, taken_batch, is_shared, replacements)
 
-        with contextlib.nullcontext() if should_compare_each else self.batches.compare_batches(iterators, batch):
+        with contextlib.nullcontext() if compared_batch is not None else self.batches.compare_batches(iterators, batch):
             outputs = _execute(self, compute, iterators)
         agreement.note_step()
         if self.trained:
@@ -377,9 +375,8 @@ class StepPlan:
             handles = find_handles([*inputs, *self.traced.captured_inputs], self.feeds)[: len(inputs)]
         arguments = [replacements.get(id(tensor), tensor) for tensor in handles]
         if taken_batch is not None and is_shared:
-            arguments += taken_batch.take_slice(
-                None if self.ratios is None else self.ratios.record_rows(taken_batch.total)
-            )
+            ratios = None if self.ratios is None else self.ratios.record_rows(taken_batch.total)
+            arguments += taken_batch.take_slice(ratios)
         elif taken_batch is not None:
             arguments += taken_batch.take_whole()
         if not is_shared:

@@ -42,8 +42,8 @@ _numbers = itertools.count()
 def can_publish(handle: Any, dtype: Any) -> bool:
     """Whether new values of a variable may be written in place.
 
-    The ops exist for these types and for the CPU only. The variable has to be known outside of the function (`publish`
-    sorts by it). An elastic run keeps the old values, with which it undoes a step (`elastic_step`).
+    The ops exist for `_TYPES` and for the CPU only. The variable has to be known outside of the function, since
+    `publish` sorts by it. An elastic run keeps the old values, with which it undoes a step (`elastic_step`).
     """
     outer_handle = _find_outer(handle)
     is_on_host = outer_handle is not None and "GPU" not in outer_handle.device
@@ -70,11 +70,12 @@ def _publish_group(group: Sequence[Publication], place: str, number: int) -> Any
 
     number: 0 for the group that the next step needs first, 1 for the second, and so on.
     """
+    from tensorflow.python.ops.resource_variable_ops import ResourceVariable
+
     dtype = group[0].value.dtype
-    with tf.init_scope():
-        pieces = _make_pieces(len(group), dtype)
+    with tf.init_scope():  # variables in eager code, which are to refer to pieces of the weights
+        pieces = [ResourceVariable(tf.zeros([0], dtype), trainable=False, shape=[None]) for _ in group]
     piece_handles = [piece.handle for piece in pieces]
-    # `x += value` reads the piece, which must refer to the weight's entries. `x = value` reads nothing.
     read_indices = [index for index, publication in enumerate(group) if publication.kind != "AssignVariableOp"]
     if read_indices:
         with tf.control_dependencies([op for index in read_indices for op in group[index].before]):
@@ -102,13 +103,6 @@ def _publish_group(group: Sequence[Publication], place: str, number: int) -> Any
             later=_is_later(),
             needed=number,
         )
-
-
-def _make_pieces(count: int, dtype: Any) -> list[Any]:
-    """Variables in eager code that are to refer to pieces of other variables."""
-    from tensorflow.python.ops.resource_variable_ops import ResourceVariable
-
-    return [ResourceVariable(tf.zeros([0], dtype), trainable=False, shape=[None]) for _ in range(count)]
 
 
 def _are_pieces_sent() -> bool:
@@ -154,8 +148,8 @@ def _find_outer(handle: Any) -> Any:
 
 
 def _find_holding(group: Sequence[Publication]) -> int:
-    """The number of the holding of these variables, a new one if needed. The holding ends when the handle of the first
-    variable is deleted.
+    """The number of the holding of these variables, a new one if needed. All ranks publish the same groups in the same
+    order, so they have the same numbers. The holding ends when the handle of the first variable is deleted.
     """
     outer_handles = [_find_outer(publication.handle) for publication in group]
     key = tuple(handle._id for handle in outer_handles)

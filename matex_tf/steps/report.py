@@ -1,6 +1,7 @@
 """Tells the user how a step is computed: which collectives it has if ranks share it, or why every rank computes it.
 
 Plans ask here whether ranks gain by sharing. `adapt` reads the bytes of sums, `microbatches` the source lines of ops.
+A *wave* is a group of collectives that run together. A *program* is the graph of a step with its placements.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def _make_name(function: Any) -> str:
 
 
 def is_shared(step: str) -> bool:
-    """Whether ranks share the step of this name for other batches so far."""
+    """Whether ranks share the step of this name for some batches, by another plan."""
     return step in _shared
 
 

@@ -10,7 +10,7 @@ sequence: the state of a Philox generator, two numbers of its counter and its ke
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from matex_tf import tags
@@ -91,13 +91,14 @@ class SessionCopy(Copy):
 
     starts: by the names of the script's random ops, the operation that must run once in each session: it sets the
         state of the op's generator to the first one.
+    counters: the variable ops of these states.
     """
 
     is_ordered = False  # a session runs ops in any order
 
     def __init__(self, graph: Any, *arguments: Any):
         super().__init__(*arguments)
-        self.graph, self.starts = graph, dict[str, Any]()
+        self.graph, self.starts, self.counters = graph, dict[str, Any](), list[Any]()
 
     def create_op(self, node: Node, inputs: Sequence[Any], **changes: Any) -> list[Any]:
         """Create the op of a node with other inputs; for a random op that `is_counted`, its stateless form."""
@@ -106,6 +107,7 @@ class SessionCopy(Copy):
             return super().create_op(node, inputs, **changes)
         shape, *bounds = inputs
         resource, self.starts[op.name] = _find_state(op)
+        self.counters.append(resource.op)
         # One op reads the state and advances it by the numbers of this draw: threads may run a session at once.
         draw_count = tf.cast(tf.reduce_prod(tf.cast(shape, tf.int64)), tf.uint64)
         state = tf.cast(tf.raw_ops.RngReadAndSkip(resource=resource, alg=_PHILOX, delta=draw_count), tf.uint64)
@@ -116,16 +118,10 @@ class SessionCopy(Copy):
 
 
 def is_counted(op: Any) -> bool:
-    """Whether copies draw the random numbers of an op by a counter. The position in the sequence of another random op
-    is known to TensorFlow's own kernel alone.
+    """Whether copies draw the random numbers of an op by a counter. Only TensorFlow's own kernel knows the position in
+    the sequence of another random op.
     """
     return op.type in _STATELESS and has_sequence(op)
-
-
-def list_counters(graph: Any, names: Iterable[str]) -> list[Any]:
-    """The variable ops of the counters of random ops with these names (`SessionCopy.starts`)."""
-    states = tags.get_tag(graph, _STATES, {})
-    return [states[name][0].op for name in names]
 
 
 def _find_state(op: Any) -> tuple[Any, Any]:

@@ -40,9 +40,9 @@ PLACE = "a run of a session"
 NO_BATCH = "it takes no batch of two rows or more from a placeholder or an iterator of an open first dimension (None)"
 Run = Callable[..., list[Any]]
 _PLANS, _VARIABLES = "plans of runs", "known state of variables"
-_lock = threading.RLock()
+_lock = threading.RLock()  # threads may run a session at once, and plans change its graph
 feeds_shares = ThreadFlag()
-"""Whether the run in this thread is fed this rank's own rows."""
+"""Whether the run in this thread is fed this rank's own rows. The hook of `Session.run` sets it."""
 
 
 def run_session(
@@ -50,7 +50,7 @@ def run_session(
 ) -> list[Any]:
     """The values of `tensors` after a run of a session. Collective if ranks share the run.
 
-    operations: further fetches.
+    operations: the fetches without values.
     feeds: arrays, by references to the tensors that they are fed to.
     run: runs other operations and returns the values of other tensors, with the same feeds and further feeds.
     """
@@ -74,10 +74,10 @@ def run_session(
 
 
 def _find_fed_batch(feeds: Mapping[Any, Any]) -> list[Any]:
-    """The tensors that are fed the most common number of rows above 1; without such a number, the ones without rows."""
+    """The tensors that are fed the most common number of rows above 1; none without such a number."""
     counts = {tensor: len(array) for tensor, array in feeds.items()}
     rows = sources.choose_rows(counts.values())
-    return [tensor for tensor, count in counts.items() if count == rows]
+    return [tensor for tensor, count in counts.items() if rows and count == rows]
 
 
 def _find_iterator_batch(needed: Sequence[Any]) -> list[Any]:
@@ -133,9 +133,8 @@ class SessionPlan:
         batch = batch or ([] if are_own else _find_iterator_batch(needed))
         self.sliced_count = len(batch)
         # Ops that depend on rows are copied; the others are reused, which means that the script's own op runs
-        # (`subgraphs`). Random ops without a seed are copied, too. As reused ops they would give each rank other
-        # numbers. A random op with a seed continues a sequence of numbers. If no copy of the op can continue it (only
-        # `is_counted` ops can), the op is reused.
+        # (`subgraphs`). Random ops without a seed are copied, too: reused, they would give each rank other numbers. A
+        # random op with a seed continues a sequence of numbers. If its copy cannot (not `is_counted`), it is reused.
         tensors_with_rows = batch or [tensor for tensor in fed_tensors if sources.has_open_rows(tensor.shape)]
         reused_randoms = [op for op in needed if has_sequence(op) and not session_graphs.is_counted(op) and not are_own]
         self.part = SessionSubgraph(
@@ -156,7 +155,9 @@ class SessionPlan:
             if any(map(session_graphs.is_counted, self.part.copied)) and not any(map(has_no_seed, self.part.copied)):
                 self._copy_whole()
         if self.why_whole and self.has_collectives:
-            self._order_collectives()
+            # The added operations complete the turns of collectives in branches that are not taken.
+            added_operations, self.turns = cond_turns.order_collectives(graph, needed)
+            self.operations += added_operations
 
     def _find_obstacle(self) -> str:
         """Find the placements. Returns the reason why ranks cannot share the runs; empty if there is none."""
@@ -233,16 +234,10 @@ class SessionPlan:
                 are_rows = [index < count for index in range(len(part.inputs))]
                 inputs = sources.take_rows(copy, list(part.inputs), are_rows)
             outputs, effects = copy.build_apart(program, inputs)
-        self.starts, self.counters = copy.starts, session_graphs.list_counters(self.graph, copy.starts)
+        self.starts, self.counters = copy.starts, copy.counters
         copied_outputs = {tensor.name: output for tensor, output in zip(part.outputs, outputs)}
         reused_operations = [op for op in self.operations if op in part.reused]
         return reused_operations + effects, [copied_outputs.get(tensor.name, tensor) for tensor in self.tensors]
-
-    def _order_collectives(self) -> None:
-        """Make the script's own collectives run in the order of their creation, which is the same on all ranks."""
-        # The added operations complete the turns of collectives in branches that are not taken.
-        added_operations, self.turns = cond_turns.order_collectives(self.graph, self.part.needed)
-        self.operations += added_operations
 
     def run(self, session: Any, variables: SessionVariables, rows: Sequence[Any], run: Run) -> list[Any]:
         """The results of the script's run. Collective, if ranks share it.

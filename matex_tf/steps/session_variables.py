@@ -41,15 +41,14 @@ def list_variables(needed: Iterable[Any]) -> list[Any]:
 def list_changed(needed: Sequence[Any], has_feeds: bool) -> set[str]:
     """The names of variables that were equal on all ranks, and that a run of the ops `needed` may leave different.
 
-    A run without feeds, of ops whose only state is variables and seeds, gives equal results on all ranks.
+    has_feeds: the run has feeds, which may differ between ranks. A run without feeds, of ops whose only state is
+    variables and seeds, gives equal results on all ranks.
     """
     return _list_used(needed, _may_write) if has_feeds or any(map(_may_differ, needed)) else set()
 
 
 def list_trained(graph: Any, needed: Sequence[Any]) -> set[str]:
-    """The names of the weights that a run of the ops `needed` changes and also reads. A run that only assigns weights,
-    such as an initializer, trains none.
-    """
+    """The names of the weights that a run of the ops `needed` changes and also reads: an initializer trains none."""
     weights = {variable.op.name for variable in graph.get_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES)}
     return weights & _list_used(needed, _may_write) & _list_used(needed, _reads)
 
@@ -79,9 +78,9 @@ def _reads(op: Any, tensor: Any) -> bool:
 def _may_differ(op: Any) -> bool:
     """Whether an op may return or do something different on each rank, although its inputs are equal."""
     is_stateless = op.op_def is not None and not op.op_def.is_stateful
-    # The only state of such ops is a variable. Any other op with a state may differ, unless it draws by a seed.
-    if is_stateless or op.type in _VARIABLES or any(map(_is_reference, op.inputs)):
+    if is_stateless or op.type in _VARIABLES or any(map(_is_reference, op.inputs)):  # its only state is a variable
         return False
+    # Any other op with a state may differ, unless it draws random numbers by a seed.
     return has_no_seed(op) or "seed2" not in op.node_def.attr
 
 
@@ -118,7 +117,7 @@ class SessionVariables:
         self.agreed.difference_update(names)
 
     def agree(self, session: Any, used: Iterable[Any]) -> None:
-        """Give every rank rank 0's values of variables that differ. Collective, if not all are known to be equal."""
+        """Give every rank rank 0's values of `used` variables that differ. Collective, if not all are known equal."""
         unagreed_ops = [op for op in used if op.name not in self.agreed]
         if not unagreed_ops:
             return
@@ -126,7 +125,7 @@ class SessionVariables:
         with is_inside.set():
             accesses = _find_accesses(session.graph, unagreed_ops)
             values = _read(session, [access.value for access in accesses])
-            differing_indices = variables.find_differing(
+            _, differing_indices = variables.find_differing(
                 names, values, "comparing the variables before a run of a session"
             )
             for index in differing_indices:

@@ -35,7 +35,7 @@ class StepFeed:
     def __init__(self, dealer: Dealer, watch: BatchWatch, slice_ratios: slices.SliceRatios | None, place: str):
         self._dealer, self._watch, self._slice_ratios = dealer, watch, slice_ratios
         self._exchanger = RankExchanger(place)
-        # Which tensors of a batch have rows; padding values by index of tensor.
+        # Which tensors of a batch have rows; padding values by index of tensor. All dealers of the input have the same.
         self._are_rows, self._pads = dealer.are_rows, dict(dealer.pads)
         feed = SharedFeed(dealer.specs, self._are_rows, bool(self._pads), self._take)
         self.placement = Placement(REPLICATED, feed=feed)
@@ -54,17 +54,18 @@ class StepFeed:
         first, count, total = element[:3]
         rows_end = NUMBERS + len(self._are_rows)
         prepared, ticket, dealer = element[NUMBERS:rows_end], element[rows_end:], self._dealer
-        # All components must have equally many rows. An uneven batch is prepared whole: `count` rows of its longest
-        # component, but `total` of its first.
+        # All components must have equally many rows. If components of the ticket have not, the batch is prepared whole:
+        # `count` is the length of the longest, `total` of the first, and a map may have dropped either.
         tensors_with_rows = [tensor for tensor, has_rows in zip(prepared, self._are_rows) if has_rows]
         counts = tf.stack([tf.shape(tensor, tf.int64)[0] for tensor in tensors_with_rows])
-        is_even = tf.reduce_all(tf.equal(counts, counts[0])) & (count <= total)
+        total = tf.where(tf.equal(first, 0) & (count >= total), counts[0], total)
+        is_even = tf.reduce_all(tf.equal(counts, counts[0]))
         # `open` runs in each call, by the dealer of that call.
         self._watch.keep_if_asked(element, lambda *tensors: self._dealer.open(tensors))
         total = slices.require(is_even, [slices.UNEVEN, counts], total)
         batch_slice = slices.make_slice_of_rows(total, self._slice_ratios)  # the slice that the step takes
         slice_end = batch_slice.first + batch_slice.count
-        # Unless slice ratios have changed, the rows of this slice have been prepared.
+        # The rows of this slice have been prepared, unless slices have changed since (`slices.may_change`).
         are_prepared = (first <= batch_slice.first) & (slice_end <= first + count)
 
         def cut_rows() -> list[Any]:

@@ -35,7 +35,7 @@ class SliceRatios:
     """The slice ratios of the ranks for one step. They are equal until `adapt` sets others between calls.
 
     ratios: an int64 variable with a number for each rank that trains. The rank's part is its number over their sum.
-    rows: the largest number of rows of a batch since the variable was set to 0; a scalar int64 variable.
+    rows: the largest number of rows of a batch since `adapt` has set the variable to 0; a scalar int64 variable.
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ def let_ratios_change() -> None:
 
 
 def may_change() -> bool:
-    """Whether slice ratios may change while the program runs."""
+    """Whether a rank's slice may change between equal batches: by `adapt`, or after a loss of ranks."""
     return _may_change or settings.get_settings().elastic
 
 
@@ -104,7 +104,7 @@ def make_slice_of_rows(total: Any, slice_ratios: SliceRatios | None = None) -> S
         return make_given_slice(start, stop - start, total, has_rows)
     record = slice_ratios.rows.assign(tf.maximum(slice_ratios.rows, total), read_value=False)
     with tf.control_dependencies([record]):
-        is_divided_and_rank = tf.constant([1, me.rank], tf.int64)
+        is_divided_and_rank = tf.constant([1, me.rank], tf.int64)  # then the ratio of each rank
         dealt = tf.concat([is_divided_and_rank, slice_ratios.ratios, tf.zeros([me.servers], tf.int64)], 0)
     return make_given_slice(*deal_rows.deal_rows(tf.stack([total]), dealt))
 

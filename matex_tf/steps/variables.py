@@ -1,4 +1,4 @@
-"""Compares variables between ranks. If a variable differs, all ranks get rank 0's value.
+"""Compares variables between ranks. If a variable differs, all ranks get rank 0's value; a trained weight is an error.
 
 Ranks first compare one hash of all values. If these hashes differ, they compare the variables one by one, and rank 0
 sends the values that differ. Variables that have been compared are recorded, so that later calls find the new ones.
@@ -6,6 +6,7 @@ sends the values that differ. Variables that have been compared are recorded, so
 
 from __future__ import annotations
 
+import collections
 import hashlib
 import itertools
 import weakref
@@ -23,8 +24,8 @@ from matex_tf.world import world
 _AGREED = "number among the variables on which the ranks have agreed"
 _numbers = itertools.count()
 _agreed: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-"""The variables on which the ranks have agreed, by a number. All ranks agree in the same order, so a variable has the
-same number on all ranks.
+"""The variables on which the ranks have agreed, by a number. All ranks number them in one order (`find_differing`), so
+that a variable has the same number everywhere, unless ranks create variables of one name in different orders.
 """
 
 
@@ -44,11 +45,10 @@ def find_name(variable: Any) -> str:
 def find_birth(variable: Any) -> int:
     """A number that grows with each variable that this process creates.
 
-    A script may keep variables in a set, whose order differs between ranks. So ranks identify a variable by its place
-    in the order of creation. A reference variable of TensorFlow 1 has 0; its name is unique.
+    A script may keep variables in a set, whose order differs between ranks. The order of creation is the same on all
+    ranks, except for variables that code creates for each variable of such a set (`find_differing`).
     """
-    handle = getattr(find_tf_variable(variable), "handle", None)
-    return 0 if handle is None else int(handle._id)
+    return int(find_tf_variable(variable).handle._id)
 
 
 def _select_readable(variables: Iterable[Any]) -> list[Any]:
@@ -56,17 +56,15 @@ def _select_readable(variables: Iterable[Any]) -> list[Any]:
 
     Without variables in pieces: of such a variable a rank holds only its own piece.
     """
-    seen_ids: set[int] = set()
-    readable_variables = []
+    readable_variables: dict[int, Any] = {}
     for variable in variables:
         tf_variable = find_tf_variable(variable)
-        is_variable = hasattr(tf_variable, "assign") and hasattr(tf_variable, "dtype")
+        is_variable = hasattr(tf_variable, "assign") and hasattr(tf_variable, "handle")
         # Only a `PieceVariable` has the method.
         is_in_pieces = hasattr(tf_variable, "is_in_pieces") and tf_variable.is_in_pieces()
-        if is_variable and id(tf_variable) not in seen_ids and not is_in_pieces:
-            seen_ids.add(id(tf_variable))
-            readable_variables.append(variable)
-    return sorted(readable_variables, key=find_birth)
+        if is_variable and not is_in_pieces:
+            readable_variables.setdefault(id(tf_variable), variable)
+    return sorted(readable_variables.values(), key=find_birth)
 
 
 def read_value(variable: Any) -> np.ndarray:
@@ -89,27 +87,53 @@ class _Facts(NamedTuple):
 _NO_VARIABLE = _Facts("no such variable", "", (), 0)
 
 
-def find_differing(names: Sequence[str], values: Iterable[np.ndarray], subject: str) -> list[int]:
-    """The indices of the variables whose values differ between ranks. Collective.
+def find_differing(names: Sequence[str], values: Iterable[np.ndarray], subject: str) -> tuple[list[int], list[int]]:
+    """Match this rank's variables with the other ranks' variables, and compare their values. Collective.
 
-    values: taken one by one, so that an iterator need not hold all values at once.
+    names, values: of the variables, in the order of their creation. `values` is an iterable, which need not hold all
+        values at once.
+    Returns two lists of indices of `names`: all variables, in an order in which the ranks' variables match; and the
+    variables whose values differ, in the same order.
 
-    The list is empty if all ranks have the same values in another order: an optimizer creates its variables in the
-    order of the script's list of weights, which may come from a set.
+    Variables of one name are a group, and the n-th variable of a group matches the n-th on another rank. The order of
+    creation alone is not enough: an optimizer creates its variables in the order of the script's list of weights, which
+    may come from a set. For the same reason, equal values of a group in another order are no difference. If the names
+    differ between ranks, as after one rank alone built a second model, all variables are one group.
 
     Raises MismatchError on every rank if the ranks have different variables or shapes; it names the first difference.
     """
-    digests = [(value.dtype.str, value.shape, fingerprint.digest_value(value)) for value in values]
-    if len(set(objects.allgather(hashlib.blake2b(repr(digests).encode()).digest(), subject))) == 1:
-        return []
-    own_facts = [_Facts(name, *digest) for name, digest in zip(names, digests)]
+    own_facts = [
+        _Facts(name, value.dtype.str, value.shape, fingerprint.digest_value(value))
+        for name, value in zip(names, values)
+    ]
+    if len(set(objects.allgather(hashlib.blake2b(repr(own_facts).encode()).digest(), subject))) == 1:
+        return list(range(len(own_facts))), []
     facts_of_ranks = objects.allgather(own_facts, f"{subject}, one by one")
-    if len({tuple(sorted(repr(facts[1:]) for facts in rank_facts)) for rank_facts in facts_of_ranks}) == 1:
+    have_same_names = len({tuple(sorted(facts.name for facts in rank_facts)) for rank_facts in facts_of_ranks}) == 1
+    groups_of_ranks = [collections.defaultdict[str, dict[int, _Facts]](dict) for _ in facts_of_ranks]
+    for groups, rank_facts in zip(groups_of_ranks, facts_of_ranks):
+        for index, facts in enumerate(rank_facts):
+            groups[facts.name if have_same_names else ""][index] = facts
+    order, differing_indices = list[int](), list[int]()
+    for name in dict.fromkeys(itertools.chain(*groups_of_ranks)):
+        group_of_ranks = [groups[name] for groups in groups_of_ranks]
+        own_indices = list(group_of_ranks[world.get_world().rank])
+        order += own_indices
+        differing_indices += [own_indices[place] for place in _find_differing_places(group_of_ranks, subject)]
+    return order, differing_indices
+
+
+def _find_differing_places(group_of_ranks: Sequence[dict[int, _Facts]], subject: str) -> list[int]:
+    """The places in a group, 0 for its first variable, of variables whose values differ between ranks.
+
+    group_of_ranks: for each rank, the facts about the variables of the group, by their indices on that rank.
+    """
+    if len({tuple(sorted(facts[1:] for facts in group.values())) for group in group_of_ranks}) == 1:  # without the name
         return []
     hosts = world.get_world().hosts
-    for rank, rank_facts in enumerate(facts_of_ranks):
-        for index, (expected_facts, other_facts) in enumerate(
-            itertools.zip_longest(facts_of_ranks[0], rank_facts, fillvalue=_NO_VARIABLE)
+    for rank, group in enumerate(group_of_ranks):
+        for (index, expected_facts), (_, other_facts) in itertools.zip_longest(
+            group_of_ranks[0].items(), group.items(), fillvalue=(len(group_of_ranks[0]), _NO_VARIABLE)
         ):
             if (expected_facts.dtype, expected_facts.shape) != (other_facts.dtype, other_facts.shape):
                 raise errors.MismatchError(
@@ -118,11 +142,8 @@ def find_differing(names: Sequence[str], values: Iterable[np.ndarray], subject: 
                     f"{_describe_variable(other_facts)}. "
                     "Every rank must run the same script and build the same model."
                 )
-    return [
-        index
-        for index, facts_by_rank in enumerate(zip(*facts_of_ranks))
-        if len({facts.digest for facts in facts_by_rank}) > 1
-    ]
+    digests_of_ranks = ([facts.digest for facts in group.values()] for group in group_of_ranks)
+    return [place for place, digests in enumerate(zip(*digests_of_ranks)) if len(set(digests)) > 1]
 
 
 def _describe_variable(facts: _Facts) -> str:
@@ -141,22 +162,24 @@ def synchronize_variables(variables: Iterable[Any], subject: str, trained: Itera
         return []
     readable_variables = _select_readable(variables)
     names = [find_name(variable) for variable in readable_variables]
-    differing_indices = find_differing(names, map(read_value, readable_variables), subject)
+    order, differing_indices = find_differing(names, map(read_value, readable_variables), subject)
+    tf_variables = list(map(find_tf_variable, readable_variables))
     trained_ids = {id(find_tf_variable(variable)) for variable in trained}
     for index in differing_indices:
-        if id(find_tf_variable(readable_variables[index])) in trained_ids:
+        if id(tf_variables[index]) in trained_ids:
             raise errors.MismatchError(
                 f"the weights have drifted apart: '{names[index]}' is not the same on all ranks ({subject}). Something "
                 "in the script changes it by other amounts on each rank, such as weights that one rank alone sets or "
                 "loads between steps, or an update from values that differ between ranks."
             )
-    for index in differing_indices:
-        value = objects.broadcast(read_value(readable_variables[index]), f"sending variable number {index} from rank 0")
-        find_tf_variable(readable_variables[index]).assign(value)
-    for variable in select_new(readable_variables):
-        tf_variable, number = find_tf_variable(variable), next(_numbers)
-        tags.set_tag(tf_variable, _AGREED, number)
-        _agreed[number] = tf_variable
+    for number, index in enumerate(differing_indices):
+        value = objects.broadcast(read_value(tf_variables[index]), f"sending value {number} that differs from rank 0")
+        tf_variables[index].assign(value)
+    for index in order:
+        if tags.get_tag(tf_variables[index], _AGREED) is None:
+            number = next(_numbers)
+            tags.set_tag(tf_variables[index], _AGREED, number)
+            _agreed[number] = tf_variables[index]
     return [names[index] for index in differing_indices]
 
 

@@ -17,7 +17,7 @@ from matex_tf.world import world
 _LOOP = "the loop of weak scaling"
 UNEVEN = "rows of batches that a step of weak scaling joins have different sizes"
 _trained_steps = 0
-"""The number of calls of training steps until now. `_Loop` compares it to find out whether a loop trains."""
+"""The number of calls of shared training steps until now. `take_next` finds by it whether a loop trains."""
 
 
 def note_training_call() -> None:
@@ -60,7 +60,7 @@ def take_next(iterator: Any, pull: Callable[[], Any]) -> Any:
     loop.steps_before = _trained_steps
     if len(batches) == 1:
         return batches[0]
-    return tf.nest.map_structure(lambda *parts: _join_batches(parts), *batches, expand_composites=False)
+    return tf.nest.map_structure(_join_batches, *batches, expand_composites=False)
 
 
 def say_weak(subject: str) -> None:
@@ -86,8 +86,8 @@ def group_source(source: Any) -> Any:
         return source
     say_weak("the batches of the dataset given to fit are each rank's own")
 
-    # `ragged_batch` adds an axis that counts the batches: the last batch of an epoch may have fewer rows than others.
-    # If all shapes are fixed, the result is a dense tensor.
+    # `ragged_batch` below puts one batch for each rank on a new axis 0. It does not need batches of equally many rows:
+    # the last batch of an epoch may have fewer. If all shapes are fixed, the result is a dense tensor.
     def join_component(batches: Any) -> Any:
         """Concatenate a component of the batches, given with the added axis 0: from (ranks, rows, ...) to (rows, ...).
 
@@ -112,7 +112,7 @@ def group_source(source: Any) -> Any:
     return source.ragged_batch(world.get_world().trainers).map(join_element).prefetch(tf.data.AUTOTUNE)
 
 
-def _join_batches(batches: Any) -> Any:
+def _join_batches(*batches: Any) -> Any:
     """Concatenate a component of several batches, as `join_component` does for `fit`."""
     if isinstance(batches[0], tf.SparseTensor):
         return tf.sparse.concat(0, list(batches))

@@ -22,7 +22,7 @@ EAGER = (
 _MIN_TRAINING_STEPS = 2
 """A script that takes gradients only once does not train."""
 
-_REASON, _UNREPORTED = "why ranks cannot share its step", "no message about its step"
+_REASON, _UNREPORTED = "why ranks cannot share its step", "no message about its step"  # tags of tapes
 gradient_count = 0
 """The number of gradient computations of variables in eager code. Each marks the end of a training step."""
 _shared: list[str] = []  # names of models and functions, for the next message
@@ -67,7 +67,7 @@ def note_shared(name: str) -> None:
 
 
 def _say_whole(why: str) -> None:
-    """Tell, once for each reason, that a step is computed whole, or that only some calls in it are shared."""
+    """Tell, once for each reason, that a step is computed whole, or that only the calls of `_shared` in it are not."""
     if why in _said:
         return
     _said.add(why)
@@ -82,7 +82,7 @@ def _say_whole(why: str) -> None:
 
 
 def _take_first_rank(computed_gradients: Any) -> Any:
-    """The gradients of rank 0. Collective."""
+    """The gradients of rank 0. Collective. They may be tensors, IndexedSlices, or None."""
     components = tf.nest.flatten(computed_gradients, expand_composites=True)
     own_values = [component.numpy() if isinstance(component, tf.Tensor) else component for component in components]
     values_of_rank_0 = objects.broadcast(

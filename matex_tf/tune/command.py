@@ -47,12 +47,13 @@ def _make_parser(parse: Callable[[str], Any]) -> Callable[..., Any]:
 class _Command(click.Command):
     """A command whose options may also follow the script; the script's own arguments then follow `--`.
 
-    Options after the script are the command's, if neither --search nor --resume comes before the script.
+    Words after the script are the script's if --search or --resume comes before it, as no search can begin without one
+    of them; otherwise they are options of the command.
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        # A first parse takes only the options before the script, and shows whether they have --search or --resume. If
-        # not, and words follow the script, the real parse also takes options after the script.
+        # A first parse takes only the options before the script. If it finds neither --search nor --resume, and words
+        # follow the script, the real parse also takes options after the script.
         parsed, _, _ = self.make_parser(ctx).parse_args(list(args))
         script: Any = parsed.get("script")
         script_words = script if isinstance(script, (list, tuple)) else ()  # otherwise click's mark for a missing value
@@ -122,6 +123,7 @@ def tune_command(
     Each trial is `matex run` in a folder of its own; with --slurm, in a job of its own. Ctrl-C ends the trials; `matex
     tune --resume FOLDER` goes on.
     """
+    # Options that are not given keep the defaults of `Settings`, or the recorded values of the search.
     given_options = {name: value for name, value in options.items() if value not in (None, ())}
     job_names = {field.name for field in fields(Slurm)} - {"run"}
     job_options = {name: given_options.pop(name) for name in list(given_options) if name in job_names}
@@ -129,15 +131,8 @@ def tune_command(
         if resume:
             if script or database or folder:
                 raise click.UsageError("--resume FOLDER goes on as it was begun, without a script")
-            unchangeable_options = {*given_options, *(["as_jobs"] if as_jobs else [])} - {"trials", "parallel", "limit"}
-            if unchangeable_options:
-                parameters = click.get_current_context().command.params
-                option = min(parameter.opts[0] for parameter in parameters if parameter.name in unchangeable_options)
-                raise click.UsageError(f"--resume goes on as it was begun, without {option}")
-            if space:
-                _check_space(space)
-                given_options |= {"space": Path(space).read_text(encoding="utf-8"), "name": space}
-            return _run_and_report(Path(resume), {**given_options, "slurm": job_options})
+            options_of_search = {**given_options, "as_jobs": True} if as_jobs else given_options
+            return _resume_search(Path(resume), space, options_of_search, job_options)
         target = ["-m", *script] if is_module else list(script)
         _check_target(target, space)
         if job_options and not as_jobs:
@@ -157,6 +152,18 @@ def tune_command(
     except (DatabaseError, JobError, OSError) as error:
         print(f"matex tune: {error}", file=sys.stderr)
         return FAILED
+
+
+def _resume_search(folder: Path, space: str | None, options: dict[str, Any], job_options: dict[str, Any]) -> int:
+    """Go on with a search. Only its space, its numbers of trials, its time limit and options of its jobs may change."""
+    if fixed_names := options.keys() - {"trials", "parallel", "limit"}:
+        parameters = click.get_current_context().command.params
+        option = min(parameter.opts[0] for parameter in parameters if parameter.name in fixed_names)
+        raise click.UsageError(f"--resume goes on as it was begun, without {option}")
+    if space:
+        _check_space(space)
+        options |= {"space": Path(space).read_text(encoding="utf-8"), "name": space}
+    return _run_and_report(folder, {**options, "slurm": job_options})
 
 
 def _merge_job_options(run_texts: tuple[str, ...], ranks: int | None, job_options: dict[str, Any]) -> dict[str, Any]:
@@ -201,7 +208,7 @@ def _run_and_report(folder: Path, changed_settings: dict[str, Any]) -> int:
 
 
 def report_found(result: SearchResult, resume_command: str) -> str:
-    """The text that reports the result."""
+    """The text that reports the result; the best trial may have paused at a rung, before all of its epochs."""
     lines = []
     if result.stopped:
         lines.append(f"matex tune: {result.stopped}: the trials that had ended are kept. To go on: {resume_command}")

@@ -61,7 +61,7 @@ class SearchLoop:
         slots: Sequence[Slot], proposals: Proposals, screen: Screen,
     ):  # fmt: skip
         self.stop = ""
-        """The reason why the search is to end early, set by signal handlers; "": it goes on."""
+        """The reason why the search is to end early, set by the signal handler of `setup`; "": it goes on."""
         self._database, self._search, self._settings, self._spec = database, search, settings, spec
         self._slots, self._proposals, self._screen = slots, proposals, screen
         self._starter = Starter(search, settings, spec, backend, screen.print_line)
@@ -194,7 +194,9 @@ class SearchLoop:
         return self._database.add_trial(self._search.id, *proposal) if proposal else None
 
     def _choose_promoted(self) -> Record | None:
-        """The paused trial to continue; at the end of the search the best one, if no trial is complete."""
+        """The paused trial to continue: one in the best third at its rung. At the end of the search, if no trial is
+        complete, the best paused one, so that one trial trains for all of its epochs.
+        """
         records, objective = self._records.values(), self._spec.objective
         chosen_record = rungs.choose_promoted(records, objective)
         is_end = not self._running and not self._to_start and len(records) >= self._trial_count
@@ -226,9 +228,10 @@ class SearchLoop:
         self._screen.show_running({number: running_trial.trial for number, running_trial in self._running.items()})
 
     def _end_trial(self, running_trial: RunningTrial, outcome: Outcome) -> None:
-        """Record the outcome of a trial that has ended by itself, or pauses at a rung."""
+        """Record the outcome of a trial that is complete, has failed, or pauses at a rung. It is not STOPPED."""
         record = self._starter.end_trial(running_trial, outcome)
-        if record.state == PAUSED and record.value is None:  # the starter has removed the rungs: continue at once
+        # Without a value the rung cannot judge it. The starter has removed the rungs: the trial continues at once.
+        if record.state == PAUSED and record.value is None:
             forget_job(self._get_folder(record))
             self._to_start.append(replace(record, state=RUNNING))
             return
@@ -244,7 +247,7 @@ class SearchLoop:
         """Report the cost of a trial to the engine, and the costs whose reports wait.
 
         A failed trial has no value. It costs as much as the worst trial, so its report waits until a trial has a value.
-        A trial is not reported if the space no longer allows its configuration.
+        A trial is not reported if the space, which the user may have changed, no longer allows its configuration.
         """
         if self._spec.space.allows(record.config):
             self._unreported.append(record)

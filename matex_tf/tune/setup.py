@@ -50,11 +50,12 @@ _ENDING_SIGNALS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SI
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The result of a search."""
+    """The result of a search, for the report of `matex tune` and as the result of `matex_tf.tune`."""
 
     best: Record | None
     """The best trial; None if no trial has a value."""
     objective: str
+    """Its name, such as val_loss."""
     trials: int
     """The number of ended trials."""
     seconds: float
@@ -141,7 +142,7 @@ def restore_settings(search: Search, **changed: Any) -> Settings:
     """The recorded settings of the search with the changes `changed`. Raises NoSearchError: a change is impossible."""
     # The settings were stored as JSON, which has lists in place of tuples.
     fields = {**search.settings, "run": tuple(search.settings["run"]), "rungs": tuple(search.settings["rungs"])}
-    if "name" in changed:  # recorded as seen from the user's folder
+    if "name" in changed:  # recorded relative to the folder in which the search began
         changed["name"] = os.path.relpath(changed["name"], fields["source"])
     if job_options := changed.pop("slurm", None):
         if fields["slurm"] is None:
@@ -157,9 +158,9 @@ def restore_settings(search: Search, **changed: Any) -> Settings:
 def change_space(database: Database, search: Search, settings: Settings, space: str) -> tuple[Search, list[str]]:
     """Replace the space of the search by the text `space`. Returns the search, and the changes as texts.
 
-    A change of ranges and choices keeps all recorded trials. After any other change, such as a removed parameter, the
-    script may not accept the configuration of a trial that had not ended. Such a trial is recorded as failed if the new
-    space does not allow its configuration; otherwise it is started again.
+    A change of ranges and choices keeps all recorded trials. Any other change, such as a removed parameter, is possible
+    only before a trial has a value. Then the script may not accept the configuration of a trial that had not ended:
+    the trial is recorded as failed if the new space does not allow its configuration; otherwise it is started again.
 
     Raises:
         SpaceError: the text is invalid.
@@ -204,10 +205,11 @@ def run_search(folder: Path, space: str = "", **changed: Any) -> SearchResult:
         search, space_changes = change_space(database, search, settings, space) if space else (search, [])
         spec = space_file.read_space(search.space, settings.name)
         earlier_trials = database.list_trials(search.id)
+        # The user's seed may be any integer, the seed of an engine only one of 32 bits.
         search_engine = engine.load_engine(settings.engine)(spec.space, settings.seed % 2**32)
         proposals = Proposals(search_engine, spec.space, settings.seed, [record.config for record in earlier_trials])
         slots = settings.make_slots()  # the cores, GPUs or hosts of each concurrent trial
-        if changed:
+        if changed:  # recorded only now, after everything that may refuse the changes
             search = replace(search, settings=asdict(settings))
             database.update_search(search)
         with Screen(spec.space, spec.objective, settings.trials, len(slots), earlier_trials) as screen:

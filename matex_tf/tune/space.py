@@ -17,7 +17,7 @@ from functools import cached_property
 Value = float | int | str
 Config = dict[str, Value]
 Condition = tuple[tuple[str, tuple[str, ...]], ...]
-"""Other parameters and their required values; all must hold."""
+"""Other parameters and their allowed values, such as (("optimizer", ("sgd", "adam")),). All must hold; (): always."""
 
 ON, OFF = "on", "off"
 """The values of a flag: present on the command line, or absent."""

@@ -49,9 +49,9 @@ class Specification:
     files: tuple[str, ...] = ()
     """Files with placeholders."""
     texts: Mapping[str, str] = field(default_factory=dict, compare=False)
-    """For messages: the text of the file for each parameter."""
+    """For messages about changes: the text of the file for each parameter."""
     part_texts: Mapping[str, str] = field(default_factory=dict, compare=False)
-    """For messages: the text for `objective` and for `files`, which a parameter may be named, too."""
+    """The same for `objective` and for `files`; apart from `texts`, because a parameter may have such a name."""
 
 
 def read_space(text: str, name: str) -> Specification:
@@ -102,7 +102,9 @@ class _Reader:
     # Parameters
 
     def _read_parameter(self, name: str, node: yaml.Node) -> Parameter:
-        """Read a parameter: `flag`, a list of choices, or a mapping of a kind and optionally `when` and `otherwise`."""
+        """Read a parameter: `flag`, a list of choices, or a mapping of a kind, such as {log: [1e-5, 0.1]}, optionally
+        with `when`, as {optimizer: sgd}, and `otherwise`, the text of a placeholder where `when` does not hold.
+        """
         if not _NAME.fullmatch(name):
             self._refuse_node(
                 node, f"{name}: expected a flag (--lr), a variable of the environment ($LR), or the name of a "

@@ -68,10 +68,10 @@ class Starter:
         folder = get_trial_folder(Path(self._search.folder), record.number)
         folder.mkdir(exist_ok=True)
         limit = max(self._limit - record.seconds, 1e-3) if self._limit else 0.0  # the rest of its time; 0: no limit
-        pause: int | None = None  # without rungs: save no state
+        pause: int | None = None  # without rungs the trial saves no state (`Rules.pause`)
         if self._rungs:
             next_rungs = self._rungs[len(record.rungs) :]
-            pause = next_rungs[0] if next_rungs else 0  # 0: all rungs are reached, do not pause
+            pause = next_rungs[0] if next_rungs else 0  # 0: after all rungs it only saves its state
         rules = Rules(self._spec.objective, limit, pause)
         trial = self._backend.find_trial(folder, rules)  # the job of a killed search; None: start the trial
         with hold_folder(folder):  # processes of a killed search may still run
@@ -106,19 +106,20 @@ class Starter:
                 f"{changed_originals[0]} has changed while trial {number} ran. It is too large for a copy each, so "
                 "trials that write it disturb each other"
             )
-        if outcome.state in (DONE, FAILED):
+        if outcome.state in (DONE, FAILED):  # it does not continue
             shutil.rmtree(trial.folder / STATE, ignore_errors=True)
-        prefix = f"trial {number} has run to its end"
-        if outcome.state == DONE and trial.rules.pause and not trial.epochs:
-            self._say(f"{prefix}: trials pause in Keras' fit only, and no epoch of fit has ended", "no fit")
-        # It has reached the rung, but has not paused there: it has trained on to its end.
-        elif outcome.state == DONE and 0 < (trial.rules.pause or 0) <= trial.epochs:
-            self._say(f"{prefix}: the state of its fit could not be saved ({trial.folder / OUTPUT})", "not kept")
+        if outcome.state == DONE and trial.rules.pause:
+            prefix = f"trial {number} has run to its end"
+            if not trial.epochs:
+                self._say(f"{prefix}: trials pause in Keras' fit only, and no epoch of fit has ended", "no fit")
+            elif trial.has_reached_rung:  # but it has not paused there
+                self._say(f"{prefix}: the state of its fit could not be saved ({trial.folder / OUTPUT})", "not kept")
         if outcome.state == PAUSED and not outcome.curve:  # the objective is known at the end of a trial only
-            self._rungs = (0,)  # a rung of 0 epochs: further trials save their state, but do not pause
+            self._rungs = (0,)  # so that `pause` is 0 in `start_trial`: trials save their state, but do not pause
             reason = f"after {trial.rules.pause} epochs there is nothing to judge them by"
             self._say(f"trials run to their ends, as {reason}. {outcome.why}", "no rungs")
         record = running_trial.record
+        # A record has the objective at each rung. By it the search chooses the trials that continue.
         has_reached_rung = outcome.state == PAUSED and outcome.value is not None
         rungs = (*record.rungs, outcome.value) if has_reached_rung else record.rungs
         return replace(record, **{**vars(outcome), "seconds": record.seconds + outcome.seconds, "rungs": rungs})

@@ -82,6 +82,9 @@ def test_a_strategy_is_chosen_by_the_optimizer_that_is_trained(monkeypatch):
     assert update_costs.count_bytes(folds[3]) == (300, 300)
     assert update_costs.count_bytes(SimpleNamespace(inner_optimizer=folds[2])) == (200, 200)
     assert update_costs.count_bytes(Optimizer()) == update_costs.count_bytes(None) == (0, 0)
+    assert update_costs.count_bytes(folds) == (0, 0), "a script's model may have a list of optimizers"
+    update_costs.note_step(SimpleNamespace(trained=held, traced=own, why_whole="its copy cannot be made"))
+    assert update_costs.count_bytes(folds[4]) == (0, 0), "every rank computes this step by itself"
 
 
 def test_a_change_is_undone_where_a_step_takes_longer_by_more_than_chance():

@@ -27,6 +27,32 @@ for call in range(2):
     model.fit(x, y, 6, epochs=2, verbose=0, shuffle=False, callbacks=[Ask()])
 print("WEIGHTS", *model.get_weights()[0].ravel().tolist(), flush=True)
 """
+OTHER_ORDER = """
+import keras, numpy as np, tensorflow as tf, matex_tf
+places = np.random.default_rng(matex_tf.rank()).permutation(3)  # as of a set
+x, y = np.random.default_rng(3).normal(size=(2, 16, 3))
+
+class Model(keras.Model):
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(data[0]) - data[1]) ** 2)
+        weights = [self.trainable_weights[place] for place in (places if self.name == "shuffled" else range(3))]
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+        return {"loss": loss}
+
+found = []
+for name in ("listed", "shuffled"):
+    keras.utils.set_random_seed(1)
+    inputs = rows = keras.Input((3,))
+    for number in range(3):
+        rows = keras.layers.Dense(3, "tanh", use_bias=False, name=f"{name}{number}")(rows)
+    model = Model(inputs, rows, name=name)
+    model.compile(keras.optimizers.Adam(0.05))
+    model.fit(x, y, 4, epochs=2, verbose=0, shuffle=False)
+    moments = sorted(model.optimizer.variables, key=lambda one: one.path.replace(name, ""))
+    found.append([np.asarray(one) for one in [*model.weights, *moments]])
+assert len(found[0]) == 11 and all(map(np.allclose, *found))
+"""
 SAME = ("met", "shared", "saving", "saved", "words", "allreduce", "loop")
 
 
@@ -61,6 +87,11 @@ def test_ranks_train_by_themselves_and_meet(ranks, tmp_path):
     assert said.count("runs as allreduce: only fit trains so") == 2, said  # train_on_batch, and a loop of its own
     assert "fit on 'figures' runs as allreduce: its step uses rows of other ranks" in said, said
     assert said.count("runs as allreduce") == 7, said
+
+
+@pytest.mark.timeout(200)
+def test_moments_that_ranks_create_in_another_order_are_averaged():
+    launch.run(2, OTHER_ORDER, env={"MATEX_STRATEGY": "local:2"}).check()
 
 
 @pytest.mark.timeout(300)

@@ -118,13 +118,13 @@ def test_a_removal_takes_as_long_after_many_others(view):
     def remove_files(start):
         begun = time.perf_counter()
         for number in range(start, start + 200):
-            view.removed[os.path.abspath(f"gone/{number}")] = True
+            view.hidden[os.path.abspath(f"gone/{number}")] = True
             write(view, "folder/b")
             view.remove_file(os.path.abspath("folder/b"))
         return time.perf_counter() - begun
 
     first = remove_files(0)
-    view.removed |= {os.path.abspath(f"gone/{number}"): True for number in range(100_000)}
+    view.hidden |= {os.path.abspath(f"gone/{number}"): True for number in range(100_000)}
     assert remove_files(100_000) < 5 * first + 1
 
 

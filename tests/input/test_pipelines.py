@@ -248,6 +248,40 @@ def test_each_rank_works_on_its_rows(name, ranks, files):
         assert all(of_rank == digests[0] for of_rank in digests)
 
 
+@pytest.mark.parametrize("sizes", [(8, 5), (5, 8)])
+@pytest.mark.parametrize("kept", [0, 1])
+def test_components_that_a_map_drops_do_not_count(sizes, kept):
+    kinds = (tf.TensorSpec([None], tf.int64),) * 2
+    data = tf.data.Dataset.from_generator(lambda: iter([tuple(map(np.arange, sizes))]), output_signature=kinds)
+    source = shared_batches.find_source(data.map(lambda *components: components[kept] * 2))
+    source._set_deal([1, 1, 1, 1])  # rank 1 of 2
+    taken = batches.find_shared_batches(source.iterate(tf.data.Dataset.__iter__)).take()
+    assert taken.is_even and taken.total == len(taken.take_whole()[0]) == sizes[kept]
+
+
+OF_COUNTS = {
+    "mean": lambda x, y: (x / tf.cast(tf.shape(x)[0], x.dtype), y / tf.cast(tf.shape(y)[0], y.dtype)),
+    "new rows": lambda x, y: (tf.ones([tf.shape(x)[0], 3]), tf.ones([tf.shape(y)[0], 3])),
+    "new shape": lambda x, y: (tf.reshape(x, [tf.shape(x)[0], 1]), tf.reshape(y, [tf.shape(y)[0], 1])),
+}
+
+
+@pytest.mark.parametrize("sizes", [(8, 5), (5, 8), (1, 8), (6, 6)])
+@pytest.mark.parametrize("name", OF_COUNTS)
+def test_a_map_gets_the_number_of_rows_of_each_component(name, sizes):
+    kinds = (tf.TensorSpec([None], tf.int64),) * 2
+    data = tf.data.Dataset.from_generator(lambda: iter([tuple(map(np.arange, sizes))]), output_signature=kinds)
+    for kept in (slice(0, 1), slice(1, 2), slice(0, 2)):
+        mapped = data.map(lambda x, y, kept=kept: OF_COUNTS[name](x, y)[kept])
+        source = shared_batches.find_source(mapped)
+        source._set_deal([1, 1, 1, 1])  # rank 1 of 2
+        batch = batches.find_shared_batches(source.iterate(tf.data.Dataset.__iter__)).take()
+        assert batch.is_even == (len(set(sizes[kept])) == 1) and batch.total == max(sizes[kept])
+        assert batch._has_all_rows == (len(set(sizes)) > 1)
+        want = flat(next(iter(mapped)))
+        assert same(flat(batch.take_whole()), want) and same(flat(next(iter(source.whole))), want)
+
+
 DIGESTED = {
     "a draw": lambda batch: batch.map(lambda row: (row, tf.random.uniform([], seed=3))),
     "a draw, cached": lambda batch: batch.map(lambda row: (row, tf.random.uniform([], seed=3))).cache(),

@@ -491,7 +491,7 @@ def test_each_byte_is_one_ranks_to_look_through(sizes, ranks):
         dealt = record_index.deal_parts(sizes, kind, ranks)
         covered = [np.zeros(size, int) for size in sizes]
         for part in (part for parts in dealt for part in parts):
-            covered[part.number][part.first : part.last] += 1
+            covered[part.file][part.first : part.last] += 1
         assert all((one == 1).all() for one in covered)
         if kind == "text":
             amounts = [sum(part.last - part.first for part in parts) for parts in dealt]

@@ -63,7 +63,7 @@ def test_overwritten_lines_are_read_as_they_end(tmp_path):
     text = "1/9 loss 3\r9/9 loss 2\n\n\x1b[1mdone\x1b[0m\r\r\n"
     (tmp_path / "user").mkdir()
     words = [sys.executable, "-c", f"print({text!r}, end='')"]
-    assert check_run.run_once(words, ["-m", "x"], "5", tmp_path / "run", tmp_path / "user").printed == [
+    assert check_run.run_once(words, ["-m", "x"], 5, tmp_path / "run", tmp_path / "user").printed == [
         "9/9 loss 2",
         "done",
     ]
@@ -122,7 +122,7 @@ def test_ranks_agree_that_have_all_recorded_the_same_weights(tmp_path, weights, 
     (tmp_path / "user").mkdir()
     (tmp_path / "train.py").write_text(RECORDS.replace("WEIGHTS", repr(weights)))
     command = [sys.executable], [str(tmp_path / "train.py")]
-    outcome = check_run.run_once(*command, "5", tmp_path / "run", tmp_path / "user", ranks=2)
+    outcome = check_run.run_once(*command, 5, tmp_path / "run", tmp_path / "user", ranks=2)
     assert outcome.code == 0 and outcome.agree == agree
     assert outcome.figures == [[0.5]] and np.array_equal(outcome.weights, weights[0])
 
@@ -154,19 +154,19 @@ def test_what_is_the_users_own_is_used_only_where_told(tmp_path, monkeypatch, ca
     (user / "data" / "small").write_text("x")
     (tmp_path / "more.py").write_text("open('best.h5', 'a').write('more')")
     command = [sys.executable], [str(tmp_path / "more.py")]
-    check_run.run_once(*command, "5", tmp_path / "copied", user)
+    check_run.run_once(*command, 5, tmp_path / "copied", user)
     assert (user / "best.h5").read_text() == "x" * 100
     monkeypatch.setattr(check_run, "ALL_COPIED_BYTES", 50)
     monkeypatch.setattr(mirror, "ENTRIES", 2)
     with pytest.raises(click.UsageError, match="too large for one: data, best.h5. With --share"):
-        check_run.run_once(*command, "5", tmp_path / "refused", user)
+        check_run.run_once(*command, 5, tmp_path / "refused", user)
     with monkeypatch.context() as as_other_user:
         as_other_user.setattr(check_run.os, "access", lambda _, mode: mode != os.W_OK)
         with pytest.raises(click.UsageError, match="for one: data. With"):
-            check_run.run_once(*command, "5", tmp_path / "read-only", user)
+            check_run.run_once(*command, 5, tmp_path / "read-only", user)
     assert (user / "best.h5").read_text() == "x" * 100 and not capsys.readouterr().out
     monkeypatch.setattr(mirror, "COPIED_BYTES", 50)
-    outcome = check_run.run_once(*command, "5", tmp_path / "shared", user, may_share=True)
+    outcome = check_run.run_once(*command, 5, tmp_path / "shared", user, may_share=True)
     first, last = capsys.readouterr().out.splitlines()
     assert first.endswith("remains: data, best.h5") and last.startswith(f"matex: {user / 'best.h5'} has changed")
     assert list(outcome.files) == ["best.h5"] and outcome.shared == ["data"]
@@ -184,7 +184,7 @@ def test_what_a_script_and_its_modules_write_beside_themselves_is_not_among_the_
         (user / place / "helper.py").write_text(BESIDE)
     before = sorted(user.rglob("*"))
     words = [word.format(user) for word in target]
-    outcome = check_run.run_once([sys.executable, "-m", "matex_tf"], words, "5", tmp_path / "run", user)
+    outcome = check_run.run_once([sys.executable, "-m", "matex_tf"], words, 5, tmp_path / "run", user)
     helper = "helper.log" if target[0] == "-m" else "tools/helper.log"
     assert outcome.code == 0 and sorted(outcome.files) == [helper, "tools/train.log"], outcome
     assert sorted(user.rglob("*")) == before

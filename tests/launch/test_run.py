@@ -17,6 +17,8 @@ from fake_mpirun import say
 from matex_command import PLAIN, matex
 
 import launch
+from matex_tf.__main__ import main
+from matex_tf.world import exit_codes
 
 pytestmark = pytest.mark.waits
 
@@ -96,6 +98,26 @@ def test_modules_are_found_where_python_finds_them(tmp_path, target, safe):
     environment = launch.environment({"PYTHONSAFEPATH": safe})
     alone, ours = (launch.execute(words, environment, 60, tmp_path).check().stdout for words in ways)
     assert ours == alone
+
+
+@pytest.mark.parametrize("name, message", [
+    ("package.train", "cannot import name 'absent' from 'os'"), ("absent.train", "there is no module 'absent.train'"),
+    (".train", "there is no module '.train'"),
+])  # fmt: skip
+def test_an_error_of_a_parent_package_is_no_missing_module(tmp_path, name, message):
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text("from os import absent\n")
+    result = launch.execute([sys.executable, "-m", "matex_tf", "-m", name], launch.environment(PLAIN), 60, tmp_path)
+    assert result.returncode == 1 and message in result.stderr
+
+
+@pytest.mark.parametrize("arguments", [["absent.py"], ["-m", "absent"]])
+def test_a_missing_script_is_an_end_with_an_exit_code(monkeypatch, arguments):
+    for name in ("exit_code", "exit_text", "_is_watched"):
+        monkeypatch.setattr(exit_codes, name, getattr(exit_codes, name))  # restored after the test
+    with pytest.raises(SystemExit):
+        main(arguments)
+    assert exit_codes.exit_code == 1 and "absent" in exit_codes.exit_text
 
 
 @pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

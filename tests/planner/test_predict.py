@@ -13,7 +13,7 @@ from matex_tf import settings
 from matex_tf.costs import collectives
 from matex_tf.launch.planning.run import rescale_batch
 from matex_tf.planner import buckets, report
-from matex_tf.planner.choice import choose_ranks, describe_helps, list_helps
+from matex_tf.planner.choice import choose_ranks, describe_improvements, list_improvements
 from matex_tf.planner.compute import Compute, compute_expected_maximum
 from matex_tf.planner.plan_file import ASSUMED, EXTRAPOLATED, MEASURED, TWO_HOSTS, Gradient, PlanFileError, read_link
 from matex_tf.planner.predict import Predictor
@@ -159,7 +159,7 @@ def test_what_would_help_is_priced_and_ordered():
     plan = a_plan(sizes=sizes, network="1e-5:4e9", overlaps=False)
     predictor = Predictor(plan)
     one = predictor.predict_step(4)
-    found = {name: (times, mark) for name, times, mark in list_helps(predictor, one)}
+    found = {name: (times, mark) for name, times, mark in list_improvements(predictor, one)}
     fewer = Predictor(replace(plan, ranks_per_host=1)).predict_step(4)
     assert fewer.compute == pytest.approx(2.6e-3) and one.compute == pytest.approx(4.2e-3)
     assert found["1 rank a host, on 4 hosts in place of 2"] == (one.step / fewer.step, fewer.mark)
@@ -170,7 +170,7 @@ def test_what_would_help_is_priced_and_ordered():
     assert found["twice the rows in a batch, which changes the training"][0] == pytest.approx(
         twice.rows_a_second / one.rows_a_second
     )
-    told = describe_helps(predictor, one)
+    told = describe_improvements(predictor, one)
     order = sorted((name for name in found if found[name][0] >= 1.05), key=lambda name: -found[name][0])
     assert len(order) == 3 and [told.index(name) for name in order] == sorted(told.index(name) for name in order)
     assert f"1 rank a host, on 4 hosts in place of 2 (?{one.step / fewer.step:.2f} times as fast)" in told
@@ -178,16 +178,16 @@ def test_what_would_help_is_priced_and_ordered():
     # Beside other work, which each size met for itself, only what compares no sizes is advised.
     for number in range(4):
         busy = tuple(replace(size, busy=0.5 * (at == number)) for at, size in enumerate(sizes))
-        (only,) = list_helps(Predictor(replace(plan, sizes=busy)), one)
+        (only,) = list_improvements(Predictor(replace(plan, sizes=busy)), one)
         assert "MATEX_COMPRESSION" in only[0]
     # With weak scaling all slices have as many rows: what others take is not known.
     weak = replace(plan, scaling="weak", sizes=tuple(replace(size, rows=64) for size in sizes))
-    assert not any("rows" in name for name, *_ in list_helps(Predictor(weak), Predictor(weak).predict_step(4)))
+    assert not any("rows" in name for name, *_ in list_improvements(Predictor(weak), Predictor(weak).predict_step(4)))
     with pytest.raises(PlanFileError, match="--batch 128: all slices that were measured have as many rows"):
         rescale_batch(weak, 128)
     # Alone on its host, and with a step that no number of ranks lowers, nothing does.
     alone = Predictor(a_plan(sizes=tuple(replace(size, rows=0) for size in a_plan().sizes), rows=0))
-    assert describe_helps(alone, alone.predict_step(1)) == ""
+    assert describe_improvements(alone, alone.predict_step(1)) == ""
 
 
 def test_other_batches_are_computed_by_the_same_slices():

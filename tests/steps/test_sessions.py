@@ -24,6 +24,7 @@ train = v1.train.GradientDescentOptimizer(0.1).minimize(loss)
 rows = np.random.default_rng(0).normal(size=[8, 3])
 with v1.Session() as session:
     session.run(v1.global_variables_initializer())
+    assert np.isnan(session.run(loss, {x: rows[:0]})), "the mean of no rows"
     for number in range(5):
         if number == 3:
             np.random.default_rng(matex_tf.rank()).shuffle(rows)

@@ -81,6 +81,7 @@ print("unreached")
 def test_a_rank_computes_its_rows_of_a_shared_call():
     result = launch.run(2, COUNTED, env=EXPLAINED).check()
     assert "rows [8, 4, 4, 4]" in result.output
+    assert "have one row each" in launch.run(2, COUNTED.replace("randn(8", "randn(1")).check().stderr
 
 
 @pytest.mark.timeout(200)

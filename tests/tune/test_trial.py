@@ -14,7 +14,7 @@ from matex_tf.tune.objective import Objective, Point
 from matex_tf.tune.trials import slots
 from matex_tf.tune.trials.process_trial import Processes
 from matex_tf.tune.trials.process_trial import ProcessTrial as Trial
-from matex_tf.tune.trials.trial import DONE, FAILED, STOPPED, WHOLE, Rules, Slot, hold_folder
+from matex_tf.tune.trials.trial import DONE, FAILED, STOPPED, Rules, Slot, hold_folder
 from matex_tf.world.hosts.host_lists import Host
 
 HEAD = """
@@ -27,9 +27,10 @@ def note(**line):
 VAL_LOSS = Objective()
 
 
-def start(folder, program, objective=VAL_LOSS, variables=None, slot=WHOLE, **rules):
+def start(folder, program, objective=VAL_LOSS, variables=None, slot=None, **rules):
     (folder / "place").mkdir(parents=True, exist_ok=True)
-    return Trial(folder, [sys.executable, "-c", HEAD + program], variables or {}, Rules(objective, **rules), slot)
+    command = [sys.executable, "-c", HEAD + program]
+    return Trial(folder, command, variables or {}, Rules(objective, **rules), slot or Slot())
 
 
 def end_of(trial):

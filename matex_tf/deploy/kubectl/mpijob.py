@@ -64,7 +64,6 @@ class Kubernetes(Options):
             check_variables(text.partition("=")[0] for text in self.env)
 
     def add_variables(self, variables: Mapping[str, str]) -> Kubernetes:
-        """A copy with additional environment variables for the run."""
         return replace(self, env=(*self.env, *(f"{name}={value}" for name, value in variables.items())))
 
     def name_folder(self, name: str) -> str:
@@ -97,6 +96,7 @@ def format_job(options: Kubernetes, target: Sequence[str], name: str) -> str:
     }
     if options.time:
         run_policy["activeDeadlineSeconds"] = parse_time(options.time)
+    # The annotation has the job's name as the user wrote it, for `kubectl describe`.
     metadata: dict[str, Any] = {"name": name, "annotations": {"matex-tf/name": options.name}}
     if options.namespace:
         metadata["namespace"] = options.namespace

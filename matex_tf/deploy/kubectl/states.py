@@ -20,7 +20,6 @@ from matex_tf.deploy.kubectl.mpijob import OVER
 
 
 def list_launchers(pods: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The launcher pods."""
     role = "training.kubeflow.org/job-role"
     return [pod for pod in pods if pod["metadata"].get("labels", {}).get(role) == "launcher"]
 
@@ -79,11 +78,8 @@ def _count_restarts(launchers: Sequence[dict[str, Any]], final_failure: _FinalFa
 
 def _find_last_exit_code(launchers: Sequence[dict[str, Any]]) -> int | None:
     """The exit code of the last launcher that has failed; None if none has."""
-    for container in reversed(_list_containers(launchers)):
-        exit_code = _read_exit_code(container)
-        if exit_code is not None:
-            return exit_code
-    return None
+    exit_codes = (_read_exit_code(container) for container in reversed(_list_containers(launchers)))
+    return next((exit_code for exit_code in exit_codes if exit_code is not None), None)
 
 
 def read_state(mpijob: dict[str, Any], pods: Sequence[dict[str, Any]]) -> State:

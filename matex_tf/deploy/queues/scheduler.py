@@ -179,7 +179,7 @@ class Scheduler(abc.ABC):
                 raise
         except UnreachableError as error:
             raise UnreachableError(f"{error}: {queue_advice}") from None
-        except KeyboardInterrupt:
+        except KeyboardInterrupt:  # the command goes on, and may queue the job (`_ask`)
             following.print_line(queue_advice)
             raise
         except Exception:
@@ -246,7 +246,6 @@ class Scheduler(abc.ABC):
         return Job(number, run_folder.find_folder(self.kind.get_kind(), number))
 
     def describe_job(self, job: Job, options: Queued) -> str:
-        """A line that describes the submitted job."""
         queue_text = f" in queue {options.queue}" if options.queue else ""
         limit_text = f", {options.time}" if options.time else ""
         size_text = f"{format_count(options.nodes, 'node')}, {format_count(options.ranks, 'rank')}"

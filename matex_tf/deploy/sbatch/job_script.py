@@ -82,7 +82,7 @@ class Slurm(Options):
         return [*srun_command, *self._list_python_words(), "-m", "matex_tf", *target]
 
     def _list_python_words(self) -> list[str]:
-        """The Python of the `matex` command: /opt/bin/python of `/opt/bin/python -m matex_tf...` or /opt/bin/matex."""
+        """The command of the Python of `matex`: /opt/bin/python for /opt/bin/matex or /opt/bin/python -m matex_tf..."""
         matex_command = shlex.split(self.matex) or ["matex"]  # without -m, the last word is the path of `matex`
         if "-m" in matex_command:
             return matex_command[: matex_command.index("-m")]
@@ -131,7 +131,7 @@ def format_script(
 ) -> str:
     """The script of a job that runs `command` between further lines. In `lines_after`, $code is its exit code.
 
-    A relative `folder` is relative to the folder of submission.
+    A relative `folder` is relative to the folder of submission. Also called for the trials of `matex tune`.
     """
     number = _TASK_NUMBER if options.array else _JOB_NUMBER
     write_note = shell_text.format_note("slurm", number, "$submitted")

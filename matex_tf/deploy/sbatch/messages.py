@@ -141,7 +141,7 @@ def read_state(text: str) -> State | None:
         if ended_at is not None and submitted_at is not None and not restarts:
             seconds = ended_at - submitted_at
         return State(ENDED, state_name, restarts, exit_code, seconds=seconds, starts_noun="allocations")
-    if nodes in ("", "(null)"):
+    if nodes in ("", "(null)"):  # the job waits
         reason_text = f" ({reason})" if reason not in ("", "None") else ""
         waited_seconds = time.time() - submitted_at if submitted_at is not None else None
         # Whatever reason Slurm gives, the job can start: it has already run, or may start in another of its partitions.

@@ -17,7 +17,8 @@ _OUTPUT = "`matex follow` reads the job's output from the file `output` in the f
 _ARRAY = "--array sets the tasks, each with a folder of its own"
 _NOTHING = "no job would be submitted; run `sbatch` itself"
 _Options = dict[str, tuple[str, str]]
-"""Keyed by long name: the option's letter ("": none), and the alternative for messages ("" if it is not needed)."""
+"""Keyed by long name: the option's letter ("": none), and the alternative for messages ("" in tables without any)."""
+# Refused in --sbatch only: as a variable such as SBATCH_ACCOUNT they are defaults, which the job's options override.
 _SET_BY_MATEX: _Options = {
     "job-name": ("J", "--name names the job"),
     "nodes": ("N", _NODES),
@@ -31,6 +32,7 @@ _SET_BY_MATEX: _Options = {
     "account": ("A", "--account names the account"),
     "partition": ("p", "--partition names the partition"),
 }
+# Refused in --sbatch and as variables. The next two tables as well, if the job has --cpus or --gpus-per-node.
 _FORBIDDEN: _Options = {
     "output": ("o", _OUTPUT),
     "error": ("e", _OUTPUT),

@@ -51,8 +51,8 @@ class Changes:
         applied_change, self._pending = self._pending, None
         if applied_change is None:
             return 0.0
-        seconds = applied_change.change.saving_seconds + time.monotonic() - applied_change.left_at
         change = applied_change.change
+        seconds = change.saving_seconds + time.monotonic() - applied_change.left_at
         self._say(f"--adapt: {change.what} from {change.saved_at} on: {change.why}. The change took {seconds:.1f} s")
         self.offer = replace(self.offer, restart_seconds=seconds)
         return seconds
@@ -60,13 +60,13 @@ class Changes:
     def make_change(
         self, change: Change, left_at: float, attempt: Attempt, make_attempt: Callable[[Change], Attempt]
     ) -> Attempt:
-        """The next attempt: `attempt`, which the ranks left at the time `left_at`, with `change`.
+        """Apply `change` to `attempt`, which the ranks left at the time `left_at`. Returns the next attempt.
 
         If the change undoes the last one, the attempt before that one is made again. If it drops a rank of a host that
         is not listed, nothing changes. Else `make_attempt` returns the new attempt.
         """
         last_change = self._last
-        self.forget_last()
+        self.forget_last()  # only the newest change can be undone
         if change.undoes and last_change is not None:
             self._pending = _AppliedChange(change, attempt, left_at, last_change.reduced_host)
             return self._undo_change(last_change, attempt)
@@ -112,14 +112,12 @@ class Changes:
             return None
         self._pending = None
         self.forget_last()
-        if applied_change.reduced_host is not None and applied_change.change.undoes:  # the change gave the rank back
-            self._places.drop_rank(applied_change.reduced_host)
-        elif applied_change.reduced_host is not None:
-            self._places.restore_rank(applied_change.reduced_host)
-        self._say(
-            f"--adapt: {applied_change.change.what}: the run ended before its first step ({reason}); continuing as "
-            "before"
-        )
+        change, reduced_host = applied_change.change, applied_change.reduced_host
+        if reduced_host is not None and change.undoes:  # the change gave the rank back: the host loses it again
+            self._places.drop_rank(reduced_host)
+        elif reduced_host is not None:
+            self._places.restore_rank(reduced_host)
+        self._say(f"--adapt: {change.what}: the run ended before its first step ({reason}); continuing as before")
         return self._places.keep_hosts(applied_change.before)
 
     def forget_last(self) -> None:

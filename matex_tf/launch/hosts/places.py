@@ -59,6 +59,7 @@ class Places:
         Raises OSError or ValueError if a host file cannot be read.
         """
         if self.follows_files:
+            # {}: the environment, from which `__init__` takes the hosts of a batch system, does not change.
             self.known = host_lists.list_hosts(self.first.options, {}) or self.known
         return self.known
 
@@ -106,12 +107,12 @@ class Places:
         self._dropped_ranks[host] -= 1
 
     def count_used(self, host: Host) -> int:
-        """The number of used slots of `host`. Each dropped rank frees the slots of one rank."""
+        """The number of used slots of `host`. A dropped rank frees the slots of one rank: all slots / all ranks."""
         return host.slots - self._dropped_ranks[host.name] * self._requested_slots // self.first.ranks
 
     def make_attempt(self, usable_hosts: Sequence[Host], strategy: str = "") -> Attempt:
         """The attempt on the `usable_hosts`, without dropped ranks; a host that keeps no rank is left out."""
-        # All, if all are excluded.
+        # If all usable hosts are excluded, all are used: the run needs a host.
         usable_hosts = [host for host in usable_hosts if host.name not in self._excluded] or usable_hosts
         names = {host.name for host in usable_hosts}
 
@@ -136,6 +137,7 @@ class Places:
         if mpirun_hosts == self.known and self._options_list_known:  # the user's options need no change
             return Attempt(total_ranks, options, strategy, used_hosts)
         options = host_lists.replace_hosts(options, mpirun_hosts, family)
+        # The user has requested more ranks than slots. The option that allows this replaces a --map-by of the user.
         if total_ranks > sum(host.slots for host in mpirun_hosts) and family == OPENMPI:
             options = [*host_lists.drop_options(options, ["map-by"]), *list_oversubscribe_options(self.mpirun)]
         return Attempt(total_ranks, options, strategy, used_hosts)

@@ -62,7 +62,7 @@ class Watch:
     def look(self) -> bool:
         """Note the first step of the attempt and the change that the ranks ask for, and renew the offer.
 
-        Returns True: the caller is to call again.
+        Returns True, because `process.wait_for_command` stops calling a function that returns False.
         """
         now = time.monotonic()
         if not self._has_trained and offers.has_trained(self._folder):

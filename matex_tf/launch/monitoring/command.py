@@ -13,6 +13,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from matex_tf.deploy.command import NAMESPACE
 from matex_tf.launch.monitoring.job_watch import JobWatch, WatchedState, find_run_folder
 from matex_tf.monitor import picture, recording, waits
 from matex_tf.monitor.prometheus import format_metrics
@@ -24,7 +25,6 @@ from matex_tf.tune.report import page as search_page
 from matex_tf.tune.setup import NoSearchError
 from matex_tf.world import child_process
 
-NAMESPACE = click.option("--namespace", default="", metavar="NAMESPACE", help="Kubernetes: the namespace.")
 _PAUSE = 1.0  # seconds between two displays
 _METRICS_PAUSE = 15.0  # seconds; the usual scrape interval of Prometheus
 _LINES = 40  # height of the display without a terminal
@@ -73,10 +73,10 @@ def _draw_run(state: WatchedState, height: int) -> RenderableType:
 
 
 def _write_metrics(watch: JobWatch, metrics_path: Path, once: bool) -> int:
-    """Rewrite `metrics_path` every 15 s while ranks run, or once.
+    """Rewrite `metrics_path` every 15 s while ranks run. With `once`, write and leave the file.
 
-    The file is removed at the end of the run or of this command, so that old figures do not appear current. While the
-    job waits for a restart, the file stays unchanged.
+    Without `once` the file is removed at the end of the run or of this command, so that old figures do not appear
+    current. While the job waits for a restart, the file stays unchanged.
     """
     # The node exporter reads files that end in .prom.
     temporary_path = metrics_path.with_name(f"{metrics_path.name}.{os.getpid()}.part")
@@ -123,12 +123,12 @@ def write_report(runs: tuple[str, ...], namespace: str, output: str | None, plan
                 raise click.UsageError("--plan goes with the report of a run; this is a search")
             if len(folders) > 1:
                 raise click.UsageError(f"{search_folders[0]} is a search, which has a page of its own; name it alone")
-            page_path.write_text(search_page.format_page(Path(folders[0])))
-            print(page_path)
-            return 0
-        runs_read = [_open_run(folder) for folder in folders]
-        predictions = [_describe_prediction(run, plan) for run in runs_read] if plan else []
-        page_path.write_text(page.format_page(*runs_read, predictions=predictions))
+            text = search_page.format_page(Path(folders[0]))
+        else:
+            runs_read = [_open_run(folder) for folder in folders]
+            predictions = [_describe_prediction(run, plan) for run in runs_read] if plan else []
+            text = page.format_page(*runs_read, predictions=predictions)
+        page_path.write_text(text)
     except (recording.RecordingError, plan_file.PlanFileError, NoSearchError, DatabaseError, OSError) as error:
         print(f"matex report: {error}", file=sys.stderr)
         return 1

@@ -37,11 +37,13 @@ def find_run_folder(run: str, namespace: str = "") -> str:
     Raises:
         RecordingError: the job or its folder is unknown, or this machine does not see the folder.
     """
-    if run.isascii() and run.isdigit() and not os.path.isdir(run):
+    if os.path.isdir(run):
+        return run
+    if run.isascii() and run.isdigit():
         return _find_folder_of_number(run)
     may_be_kubernetes = mpijob.is_name(run) and (namespace or shutil.which("kubectl") is not None)
-    if os.path.isdir(run) or not may_be_kubernetes:
-        return run
+    if not may_be_kubernetes:
+        return run  # a folder that does not exist; the reader of its records says so
     try:
         return kubernetes.find_records(Job(run, namespace=namespace))
     except JobError as error:
@@ -107,7 +109,7 @@ class JobWatch:
 
     def _may_go_on(self) -> bool:
         """Whether the job may still start, or be restarted."""
-        if Path(self._folder, run_folder.EXIT_CODE).exists():
+        if Path(self._folder, run_folder.EXIT_CODE).exists():  # the job script has ended
             return False
         if time.monotonic() >= self._next_query_at:
             try:
@@ -118,8 +120,7 @@ class JobWatch:
                 self._is_scheduler_absent = True
             finally:
                 self._next_query_at = time.monotonic() + QUERY_INTERVAL
-        # It may not if the job has ended, is unknown to the scheduler, or waits for a condition that does not arise by
-        # itself (STUCK). Without an answer, the job may still start.
+        # STUCK: the job waits for a condition that does not arise by itself. Without an answer, it may still start.
         return self._state is None or self._state.phase not in (ENDED, FORGOTTEN, STUCK)
 
     def _describe_job(self) -> str:

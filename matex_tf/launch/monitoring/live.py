@@ -48,7 +48,7 @@ def show_picture(folder: str) -> Iterator[None]:
         replaced_descriptors = []
     child = subprocess.Popen(
         [sys.executable, "-m", "matex_tf.launch.monitoring.live", folder, str(reader)], pass_fds=[reader],
-        stdin=subprocess.DEVNULL, stdout=None if replaced_descriptors else 2,
+        stdin=subprocess.DEVNULL, stdout=None if replaced_descriptors else 2,  # 2: status lines, to standard error
     )  # fmt: skip
     os.close(reader)
     originals = [os.dup(descriptor) for descriptor in replaced_descriptors]
@@ -75,20 +75,17 @@ def draw_while(folder: str, source: int, console: Console, splitter: LineSplitte
     next_draw_at = 0.0
     with Live(console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live:
         while True:
-            ready_sources = select.select([source], [], [], max(next_draw_at - time.monotonic(), 0))[0]
-            if ready_sources:
+            if select.select([source], [], [], max(next_draw_at - time.monotonic(), 0))[0]:
                 chunk = _read_chunk(source)
                 if not chunk:
                     break
                 if lines := splitter.feed(chunk):
                     console.print(*map(_make_text, lines), sep="\n", soft_wrap=True)
             # The display is drawn again every second; the incomplete last line above it changes with each output.
-            is_due = time.monotonic() >= next_draw_at
-            if ready_sources or is_due:
-                if is_due:
-                    display, next_draw_at = _draw_picture(folder, console.height // 2), time.monotonic() + _PAUSE
-                unfinished_lines = [_make_text(splitter.rest)] if splitter.rest.strip() else []
-                live.update(Group(*unfinished_lines, display), refresh=True)
+            if time.monotonic() >= next_draw_at:  # at once in the first pass
+                display, next_draw_at = _draw_picture(folder, console.height // 2), time.monotonic() + _PAUSE
+            unfinished_lines = [_make_text(splitter.rest)] if splitter.rest.strip() else []
+            live.update(Group(*unfinished_lines, display), refresh=True)
         live.update(Group(_make_text(splitter.rest), _draw_picture(folder, console.height // 2)), refresh=True)
 
 

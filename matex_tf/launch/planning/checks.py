@@ -95,10 +95,7 @@ def check_names(hosts: Sequence[str], min_hosts: int, reason: str) -> None:
 
 
 def check_hosts(hosts: Sequence[str], launch: Launch) -> None:
-    """Start a rank on each of `hosts` that exits at once. Raises click.ClickException, which quotes mpirun.
-
-    launch: makes mpirun's command line from the number of ranks, their script, options and environment.
-    """
+    """Start a rank on each of `hosts` that exits at once. Raises click.ClickException, which quotes mpirun."""
     if not hosts:
         return
     failure = f"--host {','.join(hosts)}: no rank can be started on each of these"

@@ -25,7 +25,7 @@ from matex_tf.planner.plan_file import PlanFileError
     context_settings={"allow_interspersed_args": False},
     short_help="Predict step time, efficiency and memory of SCRIPT.py on absent ranks.",
 )
-@click.option("--ranks", type=RANKS, default="1,2,4,...,64", metavar="LIST", help="Such as 1,2,4,...,1024.")
+@click.option("--ranks", type=RANKS, default="1,2,4,...,64", metavar="LIST", help="Ranks to predict: 1,2,4,...,1024.")
 @click.option("--ranks-per-host", type=make_count("ranks"), help="Ranks on each host. Default: the cores of this host.")
 @click.option(
     "--network", type=NETWORK, default="",
@@ -33,19 +33,19 @@ from matex_tf.planner.plan_file import PlanFileError
     f"second as 20e-6:3e9. Default: as an earlier run measured it, else {planning.DEFAULT_NETWORK}.",
 )  # fmt: skip
 @click.option(
-    "--host", "hosts", default="", metavar="A,B", help="Start ranks there: to time the network, and for --check."
+    "--host", "hosts", default="", metavar="A,B", help="Hosts for ranks that time the network, and for --check."
 )
 @click.option("--scaling", type=click.Choice(["strong", "weak"]), help="As MATEX_SCALING.")
-@click.option("--batch", type=NUMBERS, metavar="ROWS,...", help="Other global batches; they change the training.")
+@click.option("--batch", type=NUMBERS, metavar="ROWS,...", help="Also predict for other global batches.")
 @click.option(
-    "--target", type=click.FloatRange(0, 1), default=choice.TARGET, help="The minimum efficiency of the choice."
+    "--target", type=click.FloatRange(0, 1), default=choice.TARGET, help="The least efficiency of the chosen ranks."
 )
-@click.option("--deadline", type=TIME, help="In place of --target: the time for --epochs, as 6h.")
+@click.option("--deadline", type=TIME, help="Choose the fewest ranks that train --epochs in this time: 6h.")
 @click.option("--epochs", type=make_count("epochs"), help="With --deadline: the number of epochs.")
 @click.option(
     "--epoch-steps", type=make_count("steps"), help="Steps of an epoch of the script alone. Default: counted."
 )
-@click.option("--memory", type=BYTES, default=0.0, help="The memory of a rank, as 16GiB, or here.")
+@click.option("--memory", type=BYTES, default=0.0, help="The memory of a rank, as 16GiB; here: its share of this host.")
 @click.option(
     "--steps", type=click.IntRange(phantoms.LEAST), default=phantoms.STEPS, help="Steps to train at each size."
 )

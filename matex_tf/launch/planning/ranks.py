@@ -107,6 +107,7 @@ def check_predictions(
         raise plan_file.PlanFileError(
             f"--check times the updates of ranks together; MATEX_STRATEGY={strategy} has none"
         )
+    # A price has the prediction of the step by a strategy, for `auto` the fastest one. One rank has no strategy.
     predictions = [find_price(predictor, count, strategy if count > 1 else "allreduce").step for count in rank_counts]
     print(f"{'ranks':>6}{'predicted ms':>14}{'measured ms':>13}{'off':>9}")
     exit_code, results = 0, []

@@ -2,8 +2,7 @@
 
 `planning.command` calls `plan_script`. It measures sizes and links, makes a `Plan` of them, and prints predictions from
 the plan. A size is the script's step on the slice of rank 0 of N ranks (`planning.sizes`). A link is the cost of sums
-between ranks on one host or on two (`planning.ranks`). `Sizes.leave_out_unlike` chooses the typical measurement. It has
-all ranks of a host, its step sums the same tensors as most steps, and of such sizes it has the most ranks.
+between ranks on one host or on two (`planning.ranks`).
 """
 
 from __future__ import annotations
@@ -137,15 +136,16 @@ def measure_plan(request: PlanRequest, script: Sequence[str], launch: Launch) ->
 
 def make_plan(request: PlanRequest, sizes: Sizes, links: tuple[LinkMeasurement, ...]) -> Plan:
     """Make the plan from the measurements. Raises phantoms.NotMeasured if too few sizes reduce the same tensors."""
-    typical = sizes.leave_out_unlike()
+    typical = sizes.leave_out_unlike()  # of the most ranks, among the sizes that sum the same tensors as most
     steps, ranks = typical.steps, typical.size.ranks
     measurements = [result for _, result in sorted(sizes.measurements.items())]  # by increasing ranks
+    # What parts of an update ranks can shard is read from a size of several ranks.
     update = next((result for result in measurements if result.size.ranks > 1), typical).update
     counted_epoch_steps = next((result.epoch_steps for result in measurements if result.epoch_steps), 0)
     return Plan(
         script=tuple(sizes.script), host=socket.gethostname(), cores=len(placement.list_cores()),
         ranks_per_host=request.ranks_per_host, scaling=request.scaling, overlaps=typical.overlaps,
-        rows=steps.rows if request.scaling == "strong" else steps.rows // ranks,
+        rows=steps.rows if request.scaling == "strong" else steps.rows // ranks,  # of the script's batch
         epoch_steps=request.epoch_steps or counted_epoch_steps, gradients=steps.gradients,
         collectives=steps.collectives, sizes=tuple(_adapt_size(result, typical) for result in measurements),
         links=links, network=request.network or DEFAULT_NETWORK,

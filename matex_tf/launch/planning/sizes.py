@@ -236,13 +236,13 @@ class Sizes:
         the extra size is the geometric mean of the smallest and the middle number of ranks.
         """
         sizes = [result.size for result in self._list_full_hosts()]
-        if len(sizes) != 3 or not sizes[0].rows:
+        if len(sizes) != 3 or not sizes[0].rows:  # without rows, no step is sharded
             return 0
-        middle_size = sizes[1]
-        end_line = Line([float(sizes[0].rows), float(sizes[2].rows)], [sizes[0].typical, sizes[2].typical])
-        extra_ranks = round((sizes[0].ranks * middle_size.ranks) ** 0.5)
-        is_off = abs(end_line(middle_size.rows) - middle_size.typical) > MAX_DEVIATION * middle_size.typical
-        return extra_ranks if sizes[0].ranks < extra_ranks < middle_size.ranks and is_off else 0
+        fewest, middle, most = sizes  # by ranks
+        line = Line([float(fewest.rows), float(most.rows)], [fewest.typical, most.typical])
+        is_off_line = abs(line(middle.rows) - middle.typical) > MAX_DEVIATION * middle.typical
+        extra_ranks = round((fewest.ranks * middle.ranks) ** 0.5)
+        return extra_ranks if is_off_line and fewest.ranks < extra_ranks < middle.ranks else 0
 
 
 def describe_form(gradients: Sequence[Gradient], kinds: Sequence[str]) -> str:

@@ -17,8 +17,8 @@ from matex_tf.world import world
 PROBES = 15  # sums of each size
 
 
-def measure_link() -> LinkMeasurement:
-    """Measure sums between all ranks of this run. Collective."""
+def main() -> None:
+    """Measure sums between all ranks of this run; rank 0 prints the measurement. Collective."""
     ranks, hosts = world.get_world().size, len(set(world.get_world().nodes))
     scope = ALL_RANKS
     if hosts == 1:
@@ -29,10 +29,12 @@ def measure_link() -> LinkMeasurement:
     inline_times = [_time_sum(size, overlapped=False) for size in LINK_BYTES]
     asleep_times = [_time_sum(size, overlapped=True) for size in LINK_BYTES]
     _, largest_core_seconds = asleep_times[-1]
-    return LinkMeasurement(
+    measurement = LinkMeasurement(
         scope=scope, ranks=ranks, hosts=hosts, bytes=LINK_BYTES, seconds=tuple(seconds for seconds, _ in inline_times),
         asleep=tuple(seconds for seconds, _ in asleep_times), cpu_per_byte=largest_core_seconds / LINK_BYTES[-1],
     )  # fmt: skip
+    if world.get_world().rank == 0:
+        print(json.dumps(vars(measurement)))
 
 
 def _time_sum(size: int, overlapped: bool) -> tuple[float, float]:
@@ -46,12 +48,6 @@ def _time_sum(size: int, overlapped: bool) -> tuple[float, float]:
         if c_library.matex_time_sums(overlapped, size, PROBES, seconds, ctypes.byref(core_seconds)):
             raise errors.RankError(interface.get_last_error(c_library))
     return sorted(seconds)[PROBES // 2], core_seconds.value / PROBES
-
-
-def main() -> None:
-    measurement = measure_link()
-    if world.get_world().rank == 0:
-        print(json.dumps(vars(measurement)))
 
 
 if __name__ == "__main__":

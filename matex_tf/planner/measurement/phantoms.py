@@ -42,10 +42,11 @@ step lasts from one update to the next. So 8 updates give about 4 steps.
 LIMIT = measured_steps.LIMIT + 20
 """Seconds after which a process is killed. It ends itself after `measured_steps.LIMIT`, if it can."""
 SETTLED_STEPS = 20
-"""The number of last steps of real ranks that are measured. Before them ranks choose buckets and overlapping."""
+"""The number of last steps of real ranks that are measured. In earlier steps ranks choose buckets and overlapping."""
 SHOWN_LINES = 40
 """Last lines of output shown for a script that cannot be measured."""
-# Settings of the user's environment that would change a measured process, or let it write to files of the user.
+# Settings of the user's environment that would change a measured process (COMPRESSION), or let it write to files of the
+# user (LOG_DIR).
 _NOT_INHERITED = (
     "CHECK", "STATE", "TIMELINE", "PROFILE", "PROOF", "EXPLAIN", "ELASTIC", "COMPRESSION", "DISABLE", "OUTPUT",
     "LOG_DIR", "RECORD",
@@ -157,7 +158,8 @@ def measure_real(
     launch: Launch, script: Sequence[str], folder: Path, steps: int, scaling: str,
     limits: Mapping[str, str] | None = None, is_here: bool = True,
 ) -> float:  # fmt: skip
-    """The typical seconds of a step of `script` on the ranks that `launch` starts. `is_here`: all are on this host.
+    """The typical seconds of a step of `script` on the ranks that `launch` starts, for `matex plan --check`. `is_here`:
+    all ranks are on this host.
 
     Raises:
         NotMeasured: as `measure_copies`.
@@ -203,8 +205,9 @@ def _make_environment(
     Args:
         plan: the value of MATEX_PLAN without the folder, "RANKS:STEPS:COPY:COPIES" (`settings.Phantom`).
         limits: further variables (`make_limits`).
-        overlap: MATEX_OVERLAP, if the user's environment does not set it.
-        is_here: the process runs on this host.
+        overlap: MATEX_OVERLAP, if the user's environment does not set it. "on" for phantoms: only overlapped updates
+            record when each gradient is ready.
+        is_here: the process runs on this host. Otherwise hosts share `folder`, and temporary files stay on each host.
     """
     plan_variables = {"MATEX_PLAN": f"{plan}:{folder}", "MATEX_SCALING": scaling, "MATEX_FILES_DIR": str(folder)}
     if is_here:
@@ -238,7 +241,7 @@ def _start_copy(
 
 
 def _await_ends(processes: Sequence[subprocess.Popen[Any]], result_path: Path | None = None) -> list[int | None]:
-    """Wait until all processes have ended, or the file `result_path` exists, at most `LIMIT` seconds.
+    """Wait until all processes have ended, or the file `result_path` of real ranks exists, at most `LIMIT` seconds.
 
     Returns the exit code of each process; None if it has not ended.
     """

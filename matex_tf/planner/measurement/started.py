@@ -25,7 +25,7 @@ PREFIX = "matex-plan-"
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """The signals that end a plan."""
 PATIENCE = 10.0
-"""Seconds in which mpirun must end its ranks."""
+"""Seconds that mpirun has to end its ranks, which may be on other hosts, before it is killed."""
 
 
 @contextlib.contextmanager

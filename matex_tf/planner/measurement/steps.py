@@ -96,7 +96,7 @@ def find_steps(events: np.ndarray, labels: Sequence[str], call_ends: Sequence[in
     pause_starts = events["start"][kinds == "between steps"]
     steps = []
     # A step lasts from border `begin` to border `end`, on the script's thread from `script_begin` to `script_end`
-    # (nanoseconds). A step with a pause, such as a validation, does not count.
+    # (nanoseconds). A step with a pause, such as a validation between epochs, does not count: it is longer.
     for begin, end, script_begin, script_end in zip(borders, borders[1:], script_ends, script_ends[1:]):
         if not np.any((pause_starts > begin) & (pause_starts <= end)):
             is_inside = (events["start"] >= script_begin) & (events["start"] < script_end)

@@ -61,7 +61,7 @@ class Architecture:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of feature maps (M_FM), of convolutions' parameters (M_MP) and of the classifier (M_C)."""
+    """Bytes of feature maps (M_FM), of convolutions' parameters (M_MP) and of the classifier (M_C: dense layers)."""
 
     features: int
     parameters: int
@@ -136,24 +136,17 @@ ALEXNET = parse_architecture(ALEXNET_LAYERS)
 
 
 def memory_printed(architecture: Architecture, rows: int) -> Memory:
-    """Equations 2, 3 and 4 as printed, with their mistakes."""
+    """Equations 2, 3 and 4 as printed, with their mistakes: for example, equation 4 (the classifier) ignores `rows`."""
     rows = arguments.check_whole_number("memory_printed", "rows", rows)
-    dense = architecture.dense
-    features = sum(shape.size for shape in shapes(architecture)) * rows
-    parameters = _COPIES * _count_convolution_parameters(architecture)
-    classifier = sum(dense) + _COPIES * (_count_dense_weights(dense) + len(dense) - 1)
-    return Memory(FLOAT * features, FLOAT * parameters, FLOAT * classifier)
-
-
-def _count_convolution_parameters(architecture: Architecture) -> int:
-    return sum(
+    all_shapes, dense = shapes(architecture), architecture.dense
+    features = sum(shape.size for shape in all_shapes) * rows
+    parameters = sum(  # weights and biases of convolutions
         layer.filters * (layer.extent**2 * input_shape.depth + 1)
-        for layer, input_shape in zip(architecture.layers, shapes(architecture))
+        for layer, input_shape in zip(architecture.layers, all_shapes)
     )
-
-
-def _count_dense_weights(dense: Sequence[int]) -> int:
-    return sum(inputs * outputs for inputs, outputs in zip(dense, dense[1:]))
+    dense_weights = sum(inputs * outputs for inputs, outputs in zip(dense, dense[1:]))
+    classifier = sum(dense) + _COPIES * (dense_weights + len(dense) - 1)
+    return Memory(FLOAT * features, FLOAT * _COPIES * parameters, FLOAT * classifier)
 
 
 def servers(workers: int, parameter_bytes: float, bandwidth: float, compute: float) -> Estimate:

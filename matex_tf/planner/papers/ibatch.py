@@ -4,7 +4,8 @@ A worker pulls the parameters of a batch of layers from a server while it comput
 seconds of layer i's forward pass; T_t^i seconds of its parameters' transfer; T_s seconds to start a pull. A plan has
 boundaries 0 = l_0 < l_1 < ... < l_N = L: batch k is layers l_{k-1} + 1 to l_k. For example, the plan (0, 2, 5) has a
 batch of layers 1 and 2, and a batch of layers 3 to 5. Equation 5 of the paper requires that each pull takes at least as
-long as the computation of the preceding batch: the pull hides that computation.
+long as the computation of the preceding batch: the pull hides that computation. A pull of more layers saves start-ups,
+and lets the computation of its layers begin later.
 
 The two greedy algorithms are the paper's. `planner.buckets.find_best_plan` finds the best plan.
 """

@@ -11,11 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from matex_tf.planner import plan_file
-from matex_tf.planner.compute import Compute, count_slice_rows
-
-
-class ImpossibleRequest(ValueError):
-    """A requested simulation is impossible; the text names possible requests."""
+from matex_tf.planner.compute import Compute
 
 
 class TimedCollective(NamedTuple):
@@ -34,8 +30,6 @@ class TimedCollective(NamedTuple):
 class Program:
     """One rank's step without communication. Times are in seconds from its start."""
 
-    rows: int
-    """Rows of the rank's slice; 0 if every rank computes the whole batch."""
     compute: float
     """The end of the computation."""
     names: tuple[str, ...]
@@ -43,7 +37,7 @@ class Program:
     sizes: tuple[int, ...]
     """Bytes of the gradients."""
     ready: tuple[float, ...]
-    """For each gradient, the time from which it and all gradients before it in `names` are ready."""
+    """For each gradient, the time from which it and all gradients before it in `names` are ready; at most `compute`."""
     collectives: tuple[TimedCollective, ...] = ()
     """The collectives other than the sums of gradients, in order of time."""
 
@@ -55,13 +49,11 @@ class Program:
 def make_program(plan: plan_file.Plan, ranks: int) -> Program:
     """The step of one of `ranks` ranks, as the planner predicts it."""
     model = Compute(plan)
-    compute = model.estimate_seconds(ranks)
-    # Each time is interpolated by itself, so it may be before the previous one, or after the end of the computation:
-    # raise or lower it to that.
-    starts = itertools.accumulate((min(start, compute) for start in model.estimate_collective_times(ranks)), max)
+    # Each time is interpolated by itself, so it may be before the previous one: `accumulate` raises it to that.
+    starts = itertools.accumulate(model.estimate_collective_times(ranks), max)
     collectives = zip(starts, plan.collectives, model.estimate_collective_bytes(ranks))
     return Program(
-        rows=count_slice_rows(plan, ranks), compute=compute, names=tuple(gradient.name for gradient in plan.gradients),
+        compute=model.estimate_seconds(ranks), names=tuple(gradient.name for gradient in plan.gradients),
         sizes=tuple(gradient.bytes for gradient in plan.gradients),
         ready=tuple(itertools.accumulate(model.estimate_ready_times(ranks), max)),
         collectives=tuple(
@@ -71,7 +63,7 @@ def make_program(plan: plan_file.Plan, ranks: int) -> Program:
 
 
 def scale_program(program: Program, factor: float) -> Program:
-    """The same step with all times multiplied by `factor`."""
+    """The step if its computation takes `factor` times as long: transfers use its cores, or a strategy changes it."""
     return dataclasses.replace(
         program,
         compute=program.compute * factor,

@@ -5,8 +5,9 @@ begins when the last rank has reached it, and ends on all ranks after its price 
 all gradients follows the computation. With overlap, ranks continue to compute while a communication lane reduces
 buckets of gradients (`planner.buckets`): one at a time, each as soon as it is ready on all ranks.
 
-All ranks pass the same points of the program in the same order, and the lane never delays them. So no queue of events
-is needed: a step passes the points once, with an array of the ranks' times.
+All ranks pass the same points of the program (collectives, and the times at which buckets are ready) in the same order,
+and the lane never delays them. So no queue of events is needed: a step passes the points once, with an array of the
+ranks' times.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Any
 
 import numpy as np
 
@@ -26,7 +26,8 @@ LEAST_FACTOR = 0.05
 Note = Callable[..., None]
 """Called for a timeline with (activity, begin, end, lane=0, label="", size=0). `begin` and `end` are seconds, common to
 all ranks or an array with the time of each rank. Lane 1 reduces buckets; `size` is in bytes. The activities are named
-as in a measured run (`observe.timeline`): a "gap" is computation, "meet" the wait for other ranks.
+as in a measured run (`observe.timeline`): a "gap" is the time between two collectives, "exposed" the part of a gap in
+which computation is over and sums are not, "meet" the wait for other ranks.
 """
 
 
@@ -41,14 +42,14 @@ class Prices:
 
 @dataclass(frozen=True)
 class Disturbance:
-    """Factors of the computation, which are multiplied for each rank and step."""
+    """How the computation of a rank in a step differs from the program: the product of three factors, each optional."""
 
     noise: float = 0.0
     """The standard deviation of a normal distribution with mean 1."""
     slow: Mapping[int, float] = field(default_factory=dict)
     """Constant factors of ranks."""
     factors: Sequence[float] = ()
-    """Factors of measured steps, one of which is drawn."""
+    """Measured steps over their median; one of these factors is drawn for each rank and step."""
 
     def draw_factor(self, rank: int, generator: random.Random) -> float:
         """The factor of a rank in one step."""
@@ -78,10 +79,11 @@ def simulate_ranks(
     """Simulate `steps` steps on `ranks` ranks. All ranks begin a step when the step before is reduced.
 
     Args:
-        plan: boundaries of buckets that are reduced during the computation; None: one sum after the computation.
+        plan: boundaries of buckets (`buckets.Plan`: 0, 2, 5 are gradients 0 to 1, and 2 to 4) that are reduced during
+            the computation; None: one sum after the computation.
         note: called with all events, for a timeline.
     """
-    disturbance, note = disturbance or Disturbance(), note or _ignore
+    disturbance, note = disturbance or Disturbance(), note or (lambda *_, **__: None)
     generator = random.Random(seed)
     note("announcement", 0.0, 0.0, label="the first step")  # a timeline shows computation only after an update
     mean_seconds, max_seconds, end = [], [], 0.0
@@ -103,6 +105,7 @@ def _simulate_step(
     # a collective, its number).
     points = [(collective.at, True, number) for number, collective in enumerate(program.collectives)]
     points += [(program.ready[stop - 1], False, number) for number, (_, stop) in enumerate(buckets)]
+    # The time of each rank, and the time at which its current computation began; seconds of the program that are done.
     now = computing_since = np.full(len(factors), begin)
     lane_free, computed_seconds = begin, 0.0
     for seconds_before, is_collective, number in sorted(points, key=lambda point: point[0]):
@@ -135,13 +138,9 @@ def _simulate_step(
 
 
 def _wait_for_all(arrivals: np.ndarray, price: float, activity: str, label: str, size: int, note: Note) -> float:
-    """The end of a collective that each rank reaches at its time in `arrivals`."""
+    """The end of a collective that each rank reaches at its time in `arrivals`, `price` seconds after the last rank."""
     begin = float(arrivals.max())
     note(activity, arrivals, begin + price, label=label, size=size)
     note("meet", arrivals, begin)
     note("transfer", begin, begin + price, size=size)
     return begin + price
-
-
-def _ignore(*_: Any, **__: Any) -> None:
-    """No timeline is written."""

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf.planner.simulator.program import ImpossibleRequest
+from matex_tf.planner.simulator.what_if import ImpossibleRequest
 
 _COLLECTIVES = ("update", "collective", "allgather", "broadcast", "message", "announcement")
 """Categories of the events on the script's lane (0) that are collectives. An "update" sums the gradients of an inline
@@ -62,6 +62,7 @@ def is_timeline(path: str | os.PathLike[str]) -> bool:
 def replay_timeline(path: str | os.PathLike[str], slow: Mapping[int, float] | None = None) -> Replay:
     """Replay the steps after the fourth update of a timeline; `slow` maps ranks to factors of their computation.
 
+    A step lasts from the end of one update to the end of the next, so the fourth update is the start of the first step.
     A replayed collective begins when the last rank has arrived; a bucket also waits for a free lane. Without changes
     the result is the measured step.
 
@@ -208,7 +209,8 @@ def _replay_buckets(
                 replayed_start + (ready - measured_start) * factors,
                 replayed_ready,
             )
-        # Without a wait, the gradients were ready before the lane reached the bucket, at an unknown time.
+        # If the lane of a rank has not waited, the gradients were ready at an unknown time before. Such a rank does not
+        # delay the sum in the replay either. The first bucket always counts: before it the lane was idle.
         has_waited = (ready - wait_begin > _MIN_WAIT) | (index == 0)
         start = max([lane_free, *replayed_ready[has_waited]])
         lane_free = start + end.max() - ready.max()  # the sum takes as long after the last rank's gradients as measured

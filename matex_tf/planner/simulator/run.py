@@ -17,9 +17,9 @@ from matex_tf import settings
 from matex_tf.planner import buckets, plan_file, predict
 from matex_tf.planner.papers import ibatch
 from matex_tf.planner.simulator import servers
-from matex_tf.planner.simulator.program import ImpossibleRequest, Program, make_program, scale_program
-from matex_tf.planner.simulator.ranks import Disturbance, Note, Prices, simulate_ranks
-from matex_tf.planner.simulator.what_if import WhatIf
+from matex_tf.planner.simulator.program import Program, make_program, scale_program
+from matex_tf.planner.simulator.ranks import Disturbance, Note, Prices, Result, simulate_ranks
+from matex_tf.planner.simulator.what_if import ImpossibleRequest, WhatIf
 from matex_tf.planner.strategies import find_price
 
 FORWARD = 1 / 3
@@ -29,19 +29,11 @@ SERVER_STEPS = 60
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """The simulated steps. Times are means in seconds: `step` = `compute` + `waiting` + `exposed`."""
+class Outcome(Result):
+    """The simulated steps, of ranks that sum or of workers with servers, for the table of `matex simulate`."""
 
-    step: float
-    compute: float
-    waiting: float
-    """For the slowest rank."""
-    exposed: float
-    """Of transfers that do not overlap with computation."""
     rows: int
     """Of all ranks in a step."""
-    transfers: int
-    """The number of transfers in an update."""
     assumptions: tuple[str, ...]
     """Values that were not measured."""
     note: str = ""
@@ -57,6 +49,7 @@ class _Step:
     boundaries: buckets.Plan | None = None
     """Buckets that overlap with the computation; None: one transfer after the computation."""
     slowdown: float = 1.0
+    """The factor of the computation in `program`, because overlapped transfers use its cores."""
 
 
 def simulate_plan(
@@ -73,37 +66,52 @@ def simulate_plan(
     if unknown_ranks := [rank for rank in what_if.slow if rank >= ranks]:
         raise ImpossibleRequest(f"slow={unknown_ranks[0]}:...: there are ranks 0 to {ranks - 1}")
     plan = dataclasses.replace(plan, ranks_per_host=what_if.ranks_per_host or plan.ranks_per_host)
-    program = make_program(plan, ranks)
-    predictor = predict.Predictor(plan)
-    links = predictor.links
-    assumptions = []
-    uses_network = ranks > links.per_host or what_if.servers is not None
+    predictor, program = predict.Predictor(plan), make_program(plan, ranks)
+    link_assumptions = _change_link(predictor, ranks, what_if)
+    if what_if.servers is not None:
+        return _simulate_with_servers(predictor, program, ranks, what_if, seed, link_assumptions)
+    return _simulate_with_sums(predictor, program, ranks, what_if, steps, seed, note, link_assumptions)
+
+
+def _change_link(predictor: predict.Predictor, ranks: int, what_if: WhatIf) -> list[str]:
+    """Set the link between hosts to the requested one. Returns the assumptions about the link that is used."""
+    plan, links = predictor.plan, predictor.links
+    uses_network = ranks > links.per_host or what_if.servers is not None  # each server has its own adapter
     if what_if.link is not None:
         links.network, links.cpu_per_byte = what_if.link, 0.0
-        if uses_network:
-            assumptions.append("the given link between hosts, which uses no core")
-    elif uses_network and plan.find_link(plan_file.TWO_HOSTS, plan_file.ALL_RANKS) is None:
-        assumptions.append(f"{plan.network} between hosts")
-    if what_if.algorithm == predict.MPI and not links.is_mpi_known(ranks):
-        assumptions.append(f"the best algorithm for MPI's own sums, which were not measured on {ranks} ranks")
-    # Without a requested noise, computation varies as in the measured steps: each simulated step draws one of their
-    # factors.
-    factors = predictor.compute.compute_spread(ranks) if what_if.noise is None and what_if.servers is None else ()
-    disturbance = Disturbance(what_if.noise or 0.0, what_if.slow, factors)
-    rows = max(plan.rows, 1) * (ranks if plan.scaling == "weak" else 1)
-    if what_if.servers is not None:
-        return _simulate_with_servers(program, ranks, rows, links, what_if, disturbance, seed, assumptions)
+        return ["the given link between hosts, which uses no core"] if uses_network else []
+    is_measured = plan.find_link(plan_file.TWO_HOSTS, plan_file.ALL_RANKS) is not None
+    return [f"{plan.network} between hosts"] if uses_network and not is_measured else []
+
+
+def _count_rows(plan: plan_file.Plan, ranks: int) -> int:
+    """Rows of all ranks in a step; 1 per batch if its rows are unknown, so that rates count batches."""
+    return max(plan.rows, 1) * (ranks if plan.scaling == "weak" else 1)
+
+
+def _simulate_with_sums(
+    predictor: predict.Predictor, program: Program, ranks: int, what_if: WhatIf, steps: int, seed: int,
+    note: Note | None, link_assumptions: Sequence[str],
+) -> Outcome:  # fmt: skip
+    """Ranks that sum their gradients, or exchange them as the requested strategy does."""
+    plan, links = predictor.plan, predictor.links
     if what_if.overlap and not plan.overlaps:
         raise ImpossibleRequest(
             "overlap=on: this step's gradients are all ready at once, so that nothing can be overlapped"
         )
+    assumptions = list(link_assumptions)
+    if what_if.algorithm == predict.MPI and not links.is_mpi_known(ranks):
+        assumptions.append(f"the best algorithm for MPI's own sums, which were not measured on {ranks} ranks")
     if what_if.strategy and ranks > 1:
         assumptions.append(f"what {what_if.strategy} exchanges, which follows from sums (docs/planner.md)")
+    # Without a requested noise, computation varies as in the measured steps.
+    factors = predictor.compute.compute_spread(ranks) if what_if.noise is None else ()
+    disturbance = Disturbance(what_if.noise or 0.0, what_if.slow, factors)
     step = _prepare_step(predictor, program, ranks, what_if)
     result = simulate_ranks(step.program, ranks, steps, step.boundaries, step.prices, disturbance, seed, note)
     compute = result.compute / step.slowdown
     unused_text = ""
-    if not uses_network:  # nothing is sent between hosts, and sums use the computing cores
+    if ranks <= links.per_host:  # nothing is sent between hosts, and sums use the computing cores
         names = ("overlap=on", "buckets", "link", "compression", *(["algorithm", "strategy"] if ranks == 1 else []))
         unused_text = _describe_unused(what_if, names, f"on {ranks} rank{'s' * (ranks > 1)} of one host")
     elif not step.boundaries:
@@ -111,8 +119,7 @@ def simulate_plan(
     return Outcome(
         step=result.step, compute=compute, waiting=result.waiting,
         exposed=result.exposed + result.compute - compute,  # a slowdown by transfers is exposed, as in a plan
-        rows=rows, transfers=len(step.boundaries) - 1 if step.boundaries else int(ranks > 1),
-        assumptions=tuple(assumptions), note=unused_text,
+        rows=_count_rows(plan, ranks), assumptions=tuple(assumptions), note=unused_text,
     )  # fmt: skip
 
 
@@ -122,7 +129,6 @@ def _prepare_step(predictor: predict.Predictor, program: Program, ranks: int, wh
     collective_prices = [
         links.estimate_small(ranks, collective.bytes, collective.kind) for collective in program.collectives
     ]
-    # `Prices`: the seconds of each bucket, of one sum of all gradients, and of each other collective.
     if ranks == 1:  # nothing is summed
         return _Step(program, Prices((), 0.0, collective_prices))
     if what_if.strategy:  # one exchange after the computation, with the seconds of a plan
@@ -147,17 +153,9 @@ def _prepare_step(predictor: predict.Predictor, program: Program, ranks: int, wh
 
 
 def _describe_unused(what_if: WhatIf, change_names: Sequence[str], situation: str) -> str:
-    """Lists those of `change_names` that are requested and change nothing in this `situation`; "" if there are none."""
-    requested_changes: dict[str, object] = {
-        "overlap=on": what_if.overlap,
-        "overlap=off": what_if.overlap is False,
-        "buckets": what_if.buckets != "best",
-        "link": what_if.link is not None,
-        "compression": what_if.compression,
-        "algorithm": what_if.algorithm,
-        "strategy": what_if.strategy,
-    }
-    unused_names = [change_name for change_name in change_names if requested_changes[change_name]]
+    """A remark that names the requested ones of `change_names`, which change nothing in this `situation`; else ""."""
+    requested_names = {*what_if.words, *(word.partition("=")[0] for word in what_if.words)}
+    unused_names = [change_name for change_name in change_names if change_name in requested_names]
     return f"{', '.join(unused_names)}: nothing changes {situation}" if unused_names else ""
 
 
@@ -178,17 +176,18 @@ def _choose_boundaries(program: Program, method: str | float, price: buckets.Pri
 
 
 def _simulate_with_servers(
-    program: Program, ranks: int, rows: int, links: predict.Links, what_if: WhatIf, disturbance: Disturbance,
-    seed: int, assumptions: Sequence[str],
+    predictor: predict.Predictor, program: Program, ranks: int, what_if: WhatIf, seed: int,
+    link_assumptions: Sequence[str],
 ) -> Outcome:  # fmt: skip
     """Parameter servers instead of sums: in each step each rank, a worker, pulls and pushes all parameters."""
     assert what_if.servers is not None
-    start_up = links.network.estimate_message(0.0)
+    network = predictor.links.network
+    start_up = network.estimate_message(0.0)
     # Seconds of each layer, first layer first.
-    transfer_times = [links.network.estimate_message(size) - start_up for size in reversed(program.sizes)]
+    transfer_times = [network.estimate_message(size) - start_up for size in reversed(program.sizes)]
     forward_times = _estimate_forward_times(program)
     planners = {"layerwise": ibatch.plan_by_layer, "ibatch": ibatch.plan_greedy}
-    # A pull gets the parameters of one or more layers.
+    # A pull gets the parameters of one or more layers. Gradients and layers have opposite orders.
     plan_pulls = planners.get(what_if.pull or "", ibatch.plan_whole)
     pull_plan = plan_pulls(ibatch.Layers(forward_times, transfer_times, start_up))
     work = servers.Work(
@@ -196,17 +195,19 @@ def _simulate_with_servers(
         backward=program.compute - sum(forward_times), push=sum(transfer_times), start_up=start_up,
     )  # fmt: skip
     count, is_synchronous = what_if.servers
+    # Computation varies only as requested, and not as measured.
+    disturbance = Disturbance(what_if.noise or 0.0, what_if.slow)
     step = servers.simulate_servers(ranks, count, work, SERVER_STEPS, is_synchronous, disturbance, seed).compute_step()
     assumptions = [
-        *assumptions,
+        *link_assumptions,
         f"a forward pass of {FORWARD:.2f} of the computation",
         "servers as fast as ranks, loads even, an adapter for each",
     ]
     if not is_synchronous:
         assumptions.append("asynchronous updates give other results than the script alone")
     return Outcome(
-        step=step, compute=program.compute, waiting=0.0, exposed=step - program.compute, rows=rows,
-        transfers=len(pull_plan), assumptions=tuple(assumptions),
+        step=step, compute=program.compute, waiting=0.0, exposed=step - program.compute,
+        rows=_count_rows(predictor.plan, ranks), assumptions=tuple(assumptions),
         note=_describe_unused(
             what_if, ("overlap=on", "overlap=off", "buckets", "compression", "algorithm"), "with parameter servers"
         ),

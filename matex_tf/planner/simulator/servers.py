@@ -1,9 +1,10 @@
 """Event simulation of workers and parameter servers, for the what-if `servers=` of `matex simulate`.
 
-In each step a worker pulls the parameters of the first batch of layers, and computes it while it pulls the next batch.
+A batch of layers is consecutive layers whose parameters a worker pulls in one transfer. In each step a worker pulls the
+parameters of the first batch of layers, and computes its forward pass while it pulls the next batch.
 After the backward pass it pushes all gradients. Asynchronous workers then begin their next step; synchronous workers
-first wait for all pushes. All servers together are one station, whose capacity the current transfers share evenly
-(`events.Station`): the loads of the servers are assumed to be equal.
+first wait for all pushes. The loads of the servers are assumed to be equal. So all servers together are one station,
+whose capacity the current transfers share evenly (`events.Station`).
 """
 
 from __future__ import annotations
@@ -31,10 +32,6 @@ class Work:
     start_up: float = 0.0
     """Before each transfer, without use of the servers."""
 
-    def __post_init__(self) -> None:
-        if not self.pulls or len(self.pulls) != len(self.forward):
-            raise ValueError("work: expected one pull or more, and a forward pass for each")
-
     @property
     def transfer(self) -> float:
         return sum(self.pulls) + self.push
@@ -52,7 +49,7 @@ class Run:
     """For each worker, the ends of its steps in seconds."""
 
     def compute_step(self) -> float:
-        """Seconds of a step, without each worker's first: the harmonic mean over workers, as their rates add up."""
+        """Seconds of a step, without each worker's first, which begins late: the harmonic mean, as rates add up."""
         step_seconds = [(ends[-1] - ends[0]) / (len(ends) - 1) for ends in self.ends]
         return len(step_seconds) / sum(1 / seconds for seconds in step_seconds)
 
@@ -85,7 +82,7 @@ class _Simulation:
 
     def run_steps(self) -> Run:
         for worker in self.workers:
-            # Asynchronous workers start at random times.
+            # Asynchronous workers start at random times, so that they do not all transfer at once.
             start = 0.0 if self.synchronous else self.random.random() * (self.work.compute + self.work.transfer)
             self.events.schedule(start, self.begin_step, worker)
         self.events.run_events()
@@ -127,10 +124,8 @@ class _Simulation:
         """Call `done` after a transfer that takes `seconds` if no other worker uses the servers; 0: no transfer."""
         if seconds == 0:
             done()
-        elif self.work.start_up:
-            self.events.schedule(self.events.now + self.work.start_up, self.station.begin_job, seconds, done)
         else:
-            self.station.begin_job(seconds, done)
+            self.events.schedule(self.events.now + self.work.start_up, self.station.begin_job, seconds, done)
 
     def finish_step(self, worker: _Worker) -> None:
         """The worker has pushed its gradients. Begin the next step of all workers that need not wait."""

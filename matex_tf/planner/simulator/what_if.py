@@ -12,22 +12,24 @@ from typing import Any
 from matex_tf import arguments, settings
 from matex_tf.costs import collectives
 from matex_tf.costs.collectives import Link
-from matex_tf.planner.simulator.program import ImpossibleRequest
 
 BUCKETS = ("best", "ibatch", "each")
 """Plans of buckets: the fastest, the greedy one of the paper iBatch, one bucket for each gradient."""
 PULLS = ("default", "layerwise", "ibatch")
 """Messages by which a worker receives parameters from servers: all in one, one for each layer, greedy as in iBatch."""
-ALGORITHMS = collectives.EXACT
 _NOT_WITH_STRATEGY = ("overlap", "buckets", "algorithm", "compression", "servers", "pull")
-"""Changes that cannot be combined with a strategy."""
+"""Changes that cannot be combined with a strategy: the simulator takes the price of its exchanges from `matex plan`."""
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 _BYTES = {"B": 1.0, "KB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30}
 
 
+class ImpossibleRequest(ValueError):
+    """A requested simulation is impossible; the text names possible requests."""
+
+
 @dataclass(frozen=True)
 class WhatIf:
-    """The requested changes; None, "" or an empty mapping keeps the plan's own value."""
+    """The requested changes, by `--what NAME=VALUE`. None, "" or an empty mapping keeps the plan's own value."""
 
     overlap: bool | None = None
     buckets: str | float = "best"
@@ -44,9 +46,11 @@ class WhatIf:
     ranks_per_host: int | None = None
     strategy: str = ""
     servers: tuple[int, bool] | None = None
-    """The number of parameter servers, and whether workers wait for each other."""
+    """The number of parameter servers in place of sums, and whether workers wait for each other in each step."""
     pull: str | None = None
     """One of `PULLS`, with servers."""
+    words: tuple[str, ...] = ()
+    """The changes as given, such as overlap=on."""
 
 
 def read_changes(words: Sequence[str]) -> WhatIf:
@@ -55,7 +59,7 @@ def read_changes(words: Sequence[str]) -> WhatIf:
     Raises:
         ImpossibleRequest: an unknown name, with the nearest known one; or an invalid value, with the valid form.
     """
-    what_if = WhatIf()
+    what_if = WhatIf(words=tuple(words))
     names: set[str] = set()
     for word in words:
         name, equals, value = word.partition("=")
@@ -166,6 +170,7 @@ def _parse_servers(value: str) -> tuple[int, bool]:
 
 def _parse_strategy(value: str) -> str:
     strategy = settings.parse_strategy(value)
+    # Not simulated: ranks that train at their own pace (`async`), and ranks that only serve (`servers:S:only`).
     _require(not settings.is_asynchronous(strategy) and not settings.count_only_serving(strategy))
     return strategy
 
@@ -173,7 +178,7 @@ def _parse_strategy(value: str) -> str:
 READERS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "overlap": ("on|off", lambda value: {"on": True, "off": False}[value]),
     "buckets": ("best|ibatch|each|25MiB", _parse_buckets),
-    "algorithm": ("|".join(ALGORITHMS), _make_choice_parser(ALGORITHMS)),
+    "algorithm": ("|".join(collectives.EXACT), _make_choice_parser(collectives.EXACT)),
     "compression": ("fp16|bf16|topk:0.01", _parse_compression),
     "link": (f"2us,25GB/s or {'|'.join(collectives.NETWORKS)}", _parse_link),
     "slow": ("RANK:FACTOR,... as 3:1.2", _parse_slow),

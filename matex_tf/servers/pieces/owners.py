@@ -74,7 +74,10 @@ def is_count_automatic() -> bool:
 
 
 def may_change_strategy() -> bool:
-    """Whether ranks may switch to another strategy with the same result, because the user chose none."""
+    """Whether ranks may switch to another strategy with the same result, because the user chose none.
+
+    They switch by a restart, for which `matex run` must have started them: it sets `proof`.
+    """
     user_settings = settings.get_settings()
     is_strategy_open = settings.PREFIX + "STRATEGY" not in os.environ or is_count_automatic()
     return (
@@ -113,10 +116,8 @@ def note_hosts(link: tuple[float, float] | None) -> None:
         / memory.MARGIN
         for node in nodes
     }
-    first_link = properties[0][1]
-    network = (
-        fit_link(first_link[0], first_link[1], len(free_by_node)) if first_link and len(free_by_node) > 1 else None
-    )
+    first_link = properties[0][1] if len(free_by_node) > 1 else None  # on one node there is no link
+    network = fit_link(first_link[0], first_link[1], len(free_by_node)) if first_link else None
     _known_hosts[:] = [Hosts(nodes, free_by_node, network)]
 
 
@@ -137,7 +138,7 @@ def list_owners() -> list[int]:
             )
         return list(range(me.trainers, me.size))
     requested = settings.get_strategy_number(strategy, me.size)
-    if requested > me.size and not me.has_lost:
+    if requested > me.size and not me.has_lost:  # after a loss, all remaining ranks are owners
         raise errors.SetupError(
             f"MATEX_STRATEGY={strategy} asks for {requested} owners of the weights, and there are {me.size} ranks. "
             f"Each owner is a rank that trains, too: set one of servers:1 to servers:{me.size}, or sharded, with "

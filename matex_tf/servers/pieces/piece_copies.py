@@ -41,7 +41,7 @@ class _Known(NamedTuple):
 
     is_in_pieces: bool
     origins: list[int]  # of the ranks for which it keeps valid copies
-    weight: Any  # the weight, or None if it was deleted; sent to other ranks as a bool: whether it exists
+    has_weight: bool  # its weight, `of()`, still exists
 
 
 _kept: dict[int, _Kept] = {}  # the valid copies, by the number of the variable
@@ -94,15 +94,12 @@ def restore_lost() -> Callable[[], None]:
     Raises LostRankError on all ranks if both the owner of a piece and its keeper are lost.
     """
     variables = {variable.number: variable for variable in pieces.list_variables()}
+    weights = {number: variable.of() for number, variable in variables.items()}  # these references keep them
     knowledge = {
-        number: _Known(variable.is_in_pieces(), _list_copied_origins(variable), variable.of())
+        number: _Known(variable.is_in_pieces(), _list_copied_origins(variable), weights[number] is not None)
         for number, variable in variables.items()
     }
-    sent_knowledge = {
-        number: known_variable._replace(weight=known_variable.weight is not None)
-        for number, known_variable in knowledge.items()
-    }
-    knowledge_of_ranks = objects.allgather(sent_knowledge, "which pieces of an optimizer are left")
+    knowledge_of_ranks = objects.allgather(knowledge, "which pieces of an optimizer are left")
     whole_values: dict[int, np.ndarray] = {}
     # Variables that all remaining ranks still have. Python may have collected others on some ranks only.
     common_numbers = sorted(set(knowledge_of_ranks[0]).intersection(*knowledge_of_ranks))
@@ -123,8 +120,8 @@ def restore_lost() -> Callable[[], None]:
                 variable.put_whole(whole_values[number])
             # The cuts balance over all variables cut before. So ranks cut only variables whose weight exists on all
             # ranks: otherwise the cuts of later ones would differ between ranks. The others keep their old cuts.
-            if variable.cuts and all(rank_knowledge[number].weight for rank_knowledge in knowledge_of_ranks):
-                variable.cuts = owners.cut_variable(knowledge[number].weight)
+            if variable.cuts and all(rank_knowledge[number].has_weight for rank_knowledge in knowledge_of_ranks):
+                variable.cuts = owners.cut_variable(weights[number])
         # Variables that another rank has collected: no script uses them. They still have cuts for the lost ranks, so a
         # later `restore_lost` must not find them.
         for number in variables.keys() - set(common_numbers):
@@ -217,16 +214,16 @@ def _assemble(variable: Any, copied_origins: Sequence[Sequence[int]]) -> np.ndar
 def _send_whole(variable: Any, root: int) -> np.ndarray:
     """The complete value of a variable, which rank `root` has. Collective."""
     value = np.empty(variable.shape, variable.dtype.as_numpy_dtype)
-    if world.get_world().rank == root:
+    value_bytes = value.reshape(-1).view(np.uint8)
+    is_root = world.get_world().rank == root
+    if is_root:
         value[...] = variable.numpy()
-    _broadcast(value.reshape(-1).view(np.uint8), value.reshape(-1).view(np.uint8), root)
+    _broadcast(value_bytes if is_root else None, value_bytes, root)
     return value
 
 
 def _broadcast(data: np.ndarray | None, target: np.ndarray, root: int) -> None:
-    """Copy `data` of rank `root` to `target` of every rank, both bytes. Collective."""
+    """Copy `data` of rank `root`, None on other ranks, to `target` of every rank, both bytes. Collective."""
     for start in range(0, len(target), _MAX_MESSAGE_BYTES):
-        sent_part = (
-            data[start : start + _MAX_MESSAGE_BYTES] if data is not None and world.get_world().rank == root else None
-        )
-        target[start : start + _MAX_MESSAGE_BYTES] = objects.broadcast(sent_part, "a piece of an optimizer", root=root)
+        part = None if data is None else data[start : start + _MAX_MESSAGE_BYTES]
+        target[start : start + _MAX_MESSAGE_BYTES] = objects.broadcast(part, "a piece of an optimizer", root=root)

@@ -16,7 +16,7 @@ from typing import Any
 from matex_tf import ops, settings
 from matex_tf.costs.pieces import UPDATE_END
 from matex_tf.rewrite.pieces import PiecesRefusedError
-from matex_tf.rewrite.placement import WHOLE, make_piece_handle
+from matex_tf.rewrite.placement import make_piece_handle
 from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.propagate import read_program
 from matex_tf.servers.pieces import owners, slots
@@ -34,12 +34,11 @@ class _UpdateBytes:
     weights: int  # that could be sharded
     slots: int  # that could be sharded
     whole: int  # slots that could not be sharded
-    why_not: str  # the reason why not; "" if all slots could be sharded
+    why_not: str  # the reason why these could not; "" if all slots could be sharded
 
 
-_NO_FUNCTION = "no tf.function updates its weights by an optimizer of Keras, as with tf.compat.v1"
 _noted: weakref.WeakKeyDictionary[Any, _UpdateBytes] = weakref.WeakKeyDictionary()  # by optimizer
-_obstacles: dict[str, str] = {}  # the reason against each strategy
+_obstacles: dict[str, str] = {}  # the reason against a strategy: "sharded", "async" or "local"
 
 
 def are_measured() -> bool:
@@ -53,7 +52,7 @@ def are_noted() -> bool:
 
 
 def note_obstacle(strategy: str, why: str) -> None:
-    """Record the reason against a strategy, which is a name without a number; the first reason counts."""
+    """Record the reason against a strategy, a key of `_obstacles`, for `matex plan`. The first reason counts."""
     if are_measured():
         _obstacles.setdefault(strategy, why)
 
@@ -75,12 +74,7 @@ def note_step(plan: Any) -> None:
         return
     variables_and_slots = [(variable, slots.find_slot(variable)) for variable in plan.traced.graph.variables]
     step_slots = [(variable, slot) for variable, slot in variables_and_slots if slot is not None]
-    # `sharded_slots`: the slots that the step takes in pieces. If there are none: those that it could take in pieces.
-    program, sharded_slots, why_not = plan.program, plan.pieces.list_variables(), plan.why_whole
-    if not sharded_slots:
-        program, sharded_slots, why_not = _place_slots(plan, [variable for variable, _ in step_slots])
-    if not step_slots:
-        why_not = why_not or "the optimizer has no variables with an entry for each entry of a weight"
+    program, sharded_slots, why_not = _find_sharded(plan, [variable for variable, _ in step_slots])
     if why_not:
         note_obstacle("sharded", why_not)
     gradient_bytes = sum(_measure_sums(program)) if program is not None else 0
@@ -88,6 +82,7 @@ def note_step(plan: Any) -> None:
     for optimizer in {id(slot.optimizer): slot.optimizer for _, slot in step_slots}.values():
         own_slots = [(variable, slot.weight) for variable, slot in step_slots if slot.optimizer is optimizer]
         own_sharded_slots = [(variable, weight) for variable, weight in own_slots if id(variable) in sharded_ids]
+        # Several slots may belong to one weight, which counts once.
         weight_bytes = measure_bytes(list({id(weight): weight for _, weight in own_sharded_slots}.values()))
         slot_bytes = measure_bytes([variable for variable, _ in own_sharded_slots])
         whole_bytes = measure_bytes([variable for variable, _ in own_slots]) - slot_bytes
@@ -106,9 +101,8 @@ def _note_eager(optimizer: Any) -> None:
 
 
 def _note_trained(plan: Any) -> None:
-    """Eager code, or the run of a session, has changed weights."""
-    if plan is None:
-        note_obstacle("sharded", _NO_FUNCTION)
+    if plan is None:  # eager code, or the run of a session
+        note_obstacle("sharded", "no tf.function updates its weights by an optimizer of Keras, as with tf.compat.v1")
 
 
 def _mark_end() -> None:
@@ -123,51 +117,60 @@ def _mark_end() -> None:
         ops.barrier(UPDATE_END)
 
 
-def _place_slots(plan: Any, step_slots: list[Any]) -> tuple[Program | None, list[Any], str]:
-    """Plan a step again as if this rank owned the only piece of each slot.
+def _find_sharded(plan: Any, step_slots: list[Any]) -> tuple[Program | None, list[Any], str]:
+    """The slots of a step that it takes in pieces, or could take with the strategy `sharded`.
 
-    If ops of the step refuse a slot in pieces, plan again with this slot whole, until no slot is refused.
-
-    Returns the program, the slots that it can have in pieces, and the reason against the other slots.
+    Returns the program of the step with these slots in pieces, these slots, and the reason against the other slots.
     """
-    why_not = plan.why_whole
-    slots_by_handle = {id(variable.handle): variable for variable in step_slots}
-    captured_handles = [handle for handle, _ in plan.traced.graph.captures]  # the captured tensors, in their order
-    while slots_by_handle and plan.program is not None:
-        sizes = [
-            slots_by_handle[id(handle)].shape.num_elements() if id(handle) in slots_by_handle else None
-            for handle in captured_handles
-        ]
-        # A piece from entry 0 to `size`: all entries. The index identifies the slot in `PiecesRefusedError.refused`.
-        captured_placements = [
-            WHOLE if size is None else make_piece_handle((0, size), index) for index, size in enumerate(sizes)
-        ]
+    if plan.why_whole:  # every rank computes the step by itself, which takes complete slots
+        return None, [], plan.why_whole
+    if plan.pieces.list_variables():
+        return plan.program, plan.pieces.list_variables(), ""
+    if not step_slots:
+        return None, [], "the optimizer has no variables with an entry for each entry of a weight"
+    return _place_slots(plan, step_slots)
+
+
+def _place_slots(plan: Any, step_slots: list[Any]) -> tuple[Program | None, list[Any], str]:
+    """`_find_sharded` for a step that takes no slot in pieces: find its placements again, with all slots in pieces.
+
+    Some ops refuse a slot in pieces. Then find the placements with this slot whole, until no op refuses a slot.
+    """
+    slots_by_handle = {id(slot.handle): slot for slot in step_slots}
+    handles = [handle for handle, _ in plan.traced.graph.captures]  # the captured tensors, in their order
+    sharded = {
+        index: slots_by_handle[id(handle)] for index, handle in enumerate(handles) if id(handle) in slots_by_handle
+    }
+    program, refusals = None, []
+    while sharded and program is None:
+        placements = [value.placement for value in plan.program.inputs]  # of the arguments, then the captured tensors
+        for index, slot in sharded.items():
+            # The cuts are the entries at which the ranks' pieces begin, and the number of entries. Whether ops refuse a
+            # slot does not depend on where the cuts are. So one piece with all entries stands for any pieces.
+            placements[plan.argument_count + index] = make_piece_handle((0, slot.shape.num_elements()), index)
         try:
-            # The inputs of the graph are its arguments, then the captured tensors.
-            placements = [value.placement for value in plan.program.inputs]
-            placements[plan.argument_count : plan.argument_count + len(captured_handles)] = captured_placements
+            # An op of the graph takes the batch, unless the op is the `source`, whose batch is an input of the graph.
             program = read_program(plan.graph, placements, takes_batches=plan.source is None)
-            return program, list(slots_by_handle.values()), why_not
-        except PiecesRefusedError as error:
-            first_index, op = next(iter(error.refused.items()))
-            name = find_name(slots_by_handle[id(captured_handles[first_index])])
-            why_not = f"{len(error.refused)} variables are not sharded, such as '{name}' because of {op.type}"
-            for index in error.refused:
-                del slots_by_handle[id(captured_handles[index])]
-    return None, [], why_not
+        except PiecesRefusedError as error:  # `refused`: by the index of a slot, the op that takes the slot whole
+            refusals += [
+                f"'{find_name(sharded.pop(index))}' because of {op.type}" for index, op in error.refused.items()
+            ]
+    why_not = f"{len(refusals)} variables are not sharded, such as {refusals[0]}" if refusals else ""
+    return program, list(sharded.values()), why_not
 
 
 def _measure_sums(program: Program) -> Iterator[int]:
-    """The bytes of each sum of which a rank needs only a piece."""
+    """The bytes of each sum, such as a gradient, of which a rank needs only a piece."""
     for node in program.iterate_nodes():
         for value, need in zip(node.inputs, node.decision.needs):
             if value.placement.is_partial and need is not None and need.is_piece:
-                yield need.cuts[-1] * value.dtype.size
+                yield need.cuts[-1] * value.dtype.size  # the last cut is the number of entries
 
 
 def count_bytes(optimizer: Any) -> tuple[int, int]:
-    """The bytes of an optimizer that could be sharded, as traced on this rank: weights and slots."""
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    """The bytes of weights and slots of an optimizer that could be sharded. (0, 0): none, or no step is planned yet."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)  # of an optimizer that scales the loss
+    # By identity: a script may keep a list of optimizers here, which cannot be a key.
     return next(((update.weights, update.slots) for noted, update in _noted.items() if noted is inner), (0, 0))
 
 

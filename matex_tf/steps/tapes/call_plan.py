@@ -42,19 +42,16 @@ _COMPUTED_FROM = "the results of the same call that were computed from this one,
 class _Backward(NamedTuple):
     """The computation of the gradients of a forward graph.
 
-    graph: its inputs are the gradients of outputs of the forward graph, then the residuals.
+    part: its inputs are the gradients of outputs of the forward graph, then the residuals. Its outputs are the flat
+        tensors of the computed gradients that are not None.
     output_ids: the ids of these outputs of the forward graph: the outputs of types that have gradients.
-    residuals: the tensors of the forward graph that this graph takes.
-    outputs: the flat tensors of the computed gradients, without the gradients that are None.
-    effects: ops that run although no gradient needs them.
+    residuals: the tensors of the forward graph that this part takes.
     structure: the gradients as computed, one for each followed input: tensors, IndexedSlices or None.
     """
 
-    graph: Any
+    part: Subgraph
     output_ids: set[int]
     residuals: list[Any]
-    outputs: list[Any]
-    effects: list[Any]
     structure: Any
 
 
@@ -65,7 +62,8 @@ class CallPlan:
     step runs when a tape asks for gradients.
 
     graph: the trace, a FuncGraph. `followed`: the inputs of it for which gradients may be requested.
-    links_results: whether `computed_from` is needed (see `calls._Call`).
+    links_results: the script's own call would record on the tape how its results are computed from one another. A
+        model's call does, a call of a `tf.function` does not: it is one op for the tape without ranks, too.
     ranks: the number of ranks for which the steps are built.
     are_rows: for each input, whether it has the rows that ranks divide.
     batches: compares batches of some calls between ranks, which must have equal ones.
@@ -73,7 +71,7 @@ class CallPlan:
     output_count: the number of the call's outputs. TensorFlow may add residuals to the outputs of the graph later.
     differentiable: the indices of the outputs whose gradients the backward step takes.
     computed_from: for each of these outputs, the positions in `differentiable` of the outputs that are computed from
-        it; [] if they are not needed.
+        it; [] without `links_results`.
     value_inputs: the indices of the inputs that are no variables; a call passes these to the forward step.
     forward, backward: the steps, ConcreteFunctions.
     gradients: a list of the gradients in the trace; None for an input without one.
@@ -84,11 +82,8 @@ class CallPlan:
     ):
         """Plan the calls. Collective: all ranks make the same plan.
 
-        are_rows: for each input, whether it has as many rows as the batch.
         are_followed: for each input, whether its gradients may be requested.
         place: names the call in messages.
-        links_results: the script's own call would record on the tape how its results are computed from one another. A
-            model's call does, a call of a `tf.function` does not: it is one op for the tape without ranks, too.
         """
         self.links_results = links_results
         self.graph, self.place, self.ranks = graph, place, world.get_world().size
@@ -159,28 +154,25 @@ class CallPlan:
             placement if placement.is_sharded and placement.rows.chosen is None else WHOLE
             for placement in output_placements
         ]
-        residuals = program.outputs[self.output_count :]
+        gradient_count, residuals = len(gradient_placements), program.outputs[self.output_count :]
         backward_program = read_program(
-            Subgraph(backward.graph, backward.graph.inputs, backward.outputs, backward.effects),
+            backward.part,
             [*gradient_placements, *(residual.placement for residual in residuals)],
             takes_batches=False,
             # The values of inputs that are known when the step is built: none of gradients, some of residuals.
-            constants=[None] * len(gradient_placements) + [residual.constant for residual in residuals],
+            constants=[None] * gradient_count + [residual.constant for residual in residuals],
         )
 
         def backward_step(total_rows: Any, *arguments: Any) -> Any:
             exchanger = RankExchanger(f"the gradients of {self.place}", checked=gradients.are_checked(backward_program))
             copy = Copy(slices.make_slice_of_rows(total_rows), exchanger)
-            pairs = zip(arguments, gradient_placements)
             upstream_gradients = [
                 gradient if placement == WHOLE else copy.slice_rows(gradient, placement)
-                for gradient, placement in pairs
+                for gradient, placement in zip(arguments, gradient_placements)
             ]
-            return copy.build(backward_program, [*upstream_gradients, *arguments[len(gradient_placements) :]])
+            return copy.build(backward_program, [*upstream_gradients, *arguments[gradient_count:]])
 
-        specs = _list_specs(
-            [*backward.graph.inputs[: len(gradient_placements)], *self.forward.outputs[self.output_count :]]
-        )
+        specs = _list_specs([*backward.part.inputs[:gradient_count], *self.forward.outputs[self.output_count :]])
         self.backward = trace_copy(backward_step, [tf.TensorSpec([], tf.int64), *specs])
 
     def call(self, inputs: Sequence[Any], rows: int, followed: Sequence[Any]) -> list[Any]:
@@ -311,13 +303,12 @@ def _trace_backward(graph: Any, followed: Sequence[Any]) -> _Backward:
     for outer_tensor, _ in backward.captures:
         if not tf.is_symbolic_tensor(outer_tensor) or outer_tensor.graph is not graph:
             raise NotImplementedError("its gradients need a tensor that is no input of it")
-    backward.inputs = [*upstream_gradients, *(inner_tensor for _, inner_tensor in backward.captures)]
-
+    inputs = [*upstream_gradients, *(inner_tensor for _, inner_tensor in backward.captures)]
+    # Ops with effects run although no gradient needs them.
     effects = [op for op in backward.get_operations() if op.op_def is not None and op.op_def.is_stateful]
     residuals = [outer_tensor for outer_tensor, _ in backward.captures]
-    return _Backward(
-        backward, {id(tensor) for tensor in outputs}, residuals, captured_gradients, effects, computed_gradients
-    )
+    part = Subgraph(backward, inputs, captured_gradients, effects)
+    return _Backward(part, {id(tensor) for tensor in outputs}, residuals, computed_gradients)
 
 
 def pack_tensors(structure: Any, tensors: Sequence[Any]) -> Any:

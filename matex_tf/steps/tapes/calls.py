@@ -61,8 +61,7 @@ class _Call:
     owner: the model or `tf.function`.
     name: the name of the owner in messages.
     plain: makes the script's own call, and returns its result.
-    links_results: the tape may record how results of the script's own call are computed from one another, such as a
-        prediction from features. A call of a `tf.function` is one op for the tape, so it is false.
+    links_results: see `call_plan.CallPlan`.
     """
 
     links_results = True
@@ -106,7 +105,6 @@ class _Call:
         are_followed = _find_followed(graph, tensors)
         if not any(are_followed):
             return self._compute_plain(kind)
-        # Run the plan of these ops.
         key = kind.trace.key, tuple(are_followed), world.get_world().size
         if key not in kind.plans:
             if len(kind.plans) == _MAX_PLANS:
@@ -124,8 +122,8 @@ class _Call:
     def _find_kind(self) -> Kind | None:
         """The kind of the call; None if ranks cannot share the call, whatever its code does."""
         tapes, arguments = first_calls.observed.tapes, self.arguments
-        if arguments.rows < 2:
-            if arguments.rows:
+        if not arguments.rows:
+            if any(tensor.shape.as_list()[:1] == [1] for tensor in arguments.list_tensors()):
                 whole_code.note_reason(tapes, f"the calls of '{self.name}' {ONE_ROW}")
             return None
         kinds = find_kinds(self.owner)

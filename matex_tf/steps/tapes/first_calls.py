@@ -10,6 +10,7 @@ results of the call to the computation of their gradients.
 from __future__ import annotations
 
 import threading
+import types
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -46,7 +47,6 @@ class _Observed(threading.local):
         return [tape for reference in self._started if (tape := reference()) is not None and tape._recording]
 
     def note_tape(self, tape: Any) -> None:
-        """Record that a tape starts to record."""
         other_tapes = [other_tape for other_tape in self.tapes if other_tape is not tape]
         self._started = list(map(weakref.ref, [*other_tapes, tape]))
 
@@ -100,19 +100,10 @@ class Kind:
         self.why = next(filter(None, reasons), "")
 
 
-class _Kinds:
-    """The kinds of the calls of a model or function. Not a dict: code that tracks attributes finds nothing to save."""
-
-    def __init__(self) -> None:
-        self.by_key: dict[Any, Kind] = {}
-
-
 def find_kinds(owner: Any) -> dict[Any, Kind]:
     """The kinds of the calls of a model or function, by keys of arguments."""
-    attributes = vars(owner)  # not setattr: Keras tracks attributes that are set
-    if _KINDS not in attributes:
-        attributes[_KINDS] = _Kinds()
-    return attributes[_KINDS].by_key
+    # Neither `setattr` nor a bare dict, which code that tracks attributes, as Keras does, would save with the model.
+    return vars(owner).setdefault(_KINDS, types.SimpleNamespace(by_key={})).by_key
 
 
 def note_read(tensor: Any) -> None:
@@ -141,8 +132,7 @@ def watch_call(plain: Callable[[], Any], kind: Kind, links_results: bool) -> Any
     The script gets a copy of each floating-point tensor. The tape records the copy with the gradient function
     `pass_on`, which sees whether the script requests gradients of gradients.
 
-    links_results: the tape may record how results are computed from one another (`compute_gradients`); not so for a
-        `tf.function`, which is one op for the tape.
+    links_results: see `call_plan.CallPlan`.
     """
     from tensorflow.python.eager import record
 
@@ -171,7 +161,6 @@ def watch_call(plain: Callable[[], Any], kind: Kind, links_results: bool) -> Any
         record.record_operation("Watched", [tensor_copy], [leaf], pass_on)
         if are_linked:
             tags.set_tag(tensor_copy, _FOLLOWED, (leaf, kind))
-        # Keras attaches masks and logits to tensors.
         attach_tensors(tensor_copy, {name: follow(tensor) for name, tensor in list_attached(leaf).items()})
         return tensor_copy
 

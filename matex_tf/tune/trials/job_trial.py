@@ -101,7 +101,7 @@ class JobTrial(Trial):
         If the search itself ends (there is no `_stop_reason`), it waits for the job for 3 * GRACE seconds, and then
         leaves the job in Slurm. waited_seconds: seconds since the trial was asked to end.
         """
-        if time.monotonic() < self._next_cancel_at:
+        if time.monotonic() < self._next_cancel_at:  # it still has time to end
             return None
         if not self._stop_reason and waited_seconds > 3 * GRACE:
             self._say(f"job {self.job.id} may still run: scancel {self.job.id}", self.job.id)
@@ -133,6 +133,7 @@ class JobTrial(Trial):
             return self.judge_outcome(EXIT_REQUEUE, state.words)
         if state.words == "FAILED" and not (self.folder / OUTPUT).is_file():
             return self.judge_outcome(1, f"no output: does the job's node see {self.folder.parent}?")
+        # COMPLETED and FAILED say no more than the exit code; another word is the reason, such as OUT_OF_MEMORY.
         return self.judge_outcome(state.code or 0, "" if state.words in ("COMPLETED", "FAILED") else state.words)
 
     def _query_state(self) -> State | None:

@@ -19,7 +19,10 @@ _PLACEHOLDER = re.compile(r"\{\{\s*([A-Za-z_]\w*)\s*\}\}")
 
 
 def clean_folder(place: Path, mirror: Mirror) -> None:
-    """Remove everything from `place` that the trial has not written: links and unchanged copies of the user's files."""
+    """Remove everything from `place` that the trial has not written: links and unchanged copies of the user's files.
+
+    Called when a trial ends or pauses. Its own files stay for the user, or for its next start.
+    """
     for path, link_target in mirror.links.items():
         if path.is_symlink() and os.readlink(path) == link_target and not _is_below_link(path, place):
             path.unlink()

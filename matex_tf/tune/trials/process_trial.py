@@ -18,7 +18,6 @@ from matex_tf.tune.trials.trial import (
     GRACE,
     OUTPUT,
     PLACE,
-    WHOLE,
     Outcome,
     Rules,
     Slot,
@@ -38,14 +37,12 @@ class ProcessTrial(Trial):
     (`child_process.make_preparation`). `rules`: when the trial ends, and how it is judged.
     """
 
-    def __init__(
-        self, folder: Path, command: Sequence[str], variables: Mapping[str, str], rules: Rules, slot: Slot = WHOLE
-    ):
+    def __init__(self, folder: Path, command: Sequence[str], variables: Mapping[str, str], rules: Rules, slot: Slot):
         super().__init__(folder, rules)
         self._started_at = time.monotonic()
         environment = remove_own_variables(task_environment.remove_task_variables(os.environ))
         environment |= make_variables(folder, variables, rules.pause)
-        environment["MATEX_PASSED"] = " ".join(variables)
+        environment["MATEX_PASSED"] = " ".join(variables)  # names that mpirun passes on to ranks of other hosts
         if slot.gpus:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(slot.gpus)
         if slot.part:  # such as "1/2": two trials share the hosts
@@ -71,7 +68,7 @@ class ProcessTrial(Trial):
         code = self._child.poll()
         if code is None:
             return None
-        self._end_group(signal.SIGKILL)  # processes that it has left behind
+        self._kill_group()  # processes that it has left behind
         return self.judge_outcome(code)
 
     def _request_stop(self) -> None:
@@ -80,12 +77,12 @@ class ProcessTrial(Trial):
 
     def _enforce_stop(self, waited_seconds: float) -> None:
         if waited_seconds > GRACE:
-            self._end_group(signal.SIGKILL)
+            self._kill_group()
 
-    def _end_group(self, signal_number: signal.Signals) -> None:
-        """Send a signal to the child and its group of processes."""
+    def _kill_group(self) -> None:
+        """Kill the child and its group of processes."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._child.pid, signal_number)
+            os.killpg(self._child.pid, signal.SIGKILL)
 
 
 @dataclass(frozen=True)

@@ -52,9 +52,6 @@ class Slot:
     """The part of each host, such as "1/2", if trials share hosts; "": all of it."""
 
 
-WHOLE = Slot()
-
-
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
     """The outcome of a trial."""
@@ -144,6 +141,11 @@ class Trial(ABC):
         # A line of `fit` names its call of `fit`; a line of a reported value does not.
         return sum("call" in line for line in drop_repeated(self.lines))
 
+    @property
+    def has_reached_rung(self) -> bool:
+        """Whether as many epochs have ended as `Rules.pause` requires."""
+        return 0 < (self.rules.pause or 0) <= self.epochs
+
     def read_new_lines(self) -> None:
         """Add the lines that the trial has logged since the last call to `lines`."""
         path = self.folder / NOTED
@@ -181,8 +183,7 @@ class Trial(ABC):
             return Outcome(state=FAILED, kind="limit", why=self._stop_reason)
         objective = self.rules.objective
         if code == EXIT_REQUEUE and self._list_states() - self._states_before:  # this start has saved a state
-            has_reached_rung = 0 < (self.rules.pause or 0) <= self.epochs
-            if not has_reached_rung:  # it was asked to end from outside
+            if not self.has_reached_rung:  # it was asked to end from outside
                 return Outcome(state=STOPPED)
             if not curve:  # the objective is known only at the end of the trial, and rungs cannot judge it
                 return Outcome(state=PAUSED, why=objective.explain_missing(self.lines))
@@ -202,7 +203,7 @@ class Trial(ABC):
         return Outcome(state=FAILED, kind="number", why=f"{self.rules.objective.name} is {value}")
 
     def _list_states(self) -> set[tuple[str, int]]:
-        """The names of the saved states, with the times of their files."""
+        """The names of the saved states (within or at the end of a call of `fit`), with the times of their files."""
         files = self.folder.glob(f"{STATE}/*") if self.rules.pause is not None else ()
         return {(file.name, file.stat().st_mtime_ns) for file in files if file.name.startswith(("state-", "end-"))}
 

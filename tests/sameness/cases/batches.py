@@ -70,6 +70,25 @@ def components_of_other_sizes():
     return [*model_losses, w.numpy()]
 
 
+def components_that_a_map_drops():
+    """A map drops a component that has more rows, or fewer."""
+    w = tf.Variable(W)
+
+    @tf.function
+    def loop(dataset):
+        for x in dataset:
+            w.assign_sub(0.1 * tf.gradients(tf.reduce_mean(tf.tanh(x @ w)), w)[0])
+
+    step = tf.function(lambda iterator: tf.reduce_mean(tf.tanh(next(iterator) @ w)))
+    losses = []
+    for size in (4, 7):
+        x, y = batch(X, 27), batch(Y, 27, size)
+        for data in (tf.data.Dataset.zip(x, y).map(lambda x, _: 2 * x), tf.data.Dataset.zip(y, x).map(lambda _, x: -x)):
+            losses.append(step(iter(data)))
+            loop(data)
+    return [*losses, w.numpy()]
+
+
 class Both(keras.Model):
     def train_step(self, data):
         x, (z, y) = data
@@ -322,6 +341,7 @@ def sequences():
 CASES = [
     end_of_data,
     components_of_other_sizes,
+    components_that_a_map_drops,
     fit_of_other_sizes,
     captured_iterator,
     two_batches_a_step,
