@@ -128,4 +128,5 @@ def shard(x: Any, *, own: bool = False) -> Any:
     Returns:
         This rank's contiguous rows of each array, or a dataset of this rank's slice of each batch.
     """
+    # The slice of rank 0 of 1 is all of `x`.
     return shard_arrays.shard(x, rank=0, size=1) if own else shard_arrays.shard(x)

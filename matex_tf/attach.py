@@ -56,17 +56,17 @@ def _attach() -> None:
     task_environment.note_launchers(os.environ)
     task = task_environment.find_task(os.environ)
     try:
-        # A size of 0: the launcher does not tell the number of tasks, and there may be several. A single rank that
-        # keeps its state works like one of several, so it needs their variables too.
+        # A size of 0 is an unknown size, perhaps several. A single rank that keeps its state works like one of several,
+        # so it needs their variables too.
         may_have_others = task is not None and task.size != 1
         if may_have_others or (task is not None and settings.PREFIX + "STATE" in os.environ):
             _set_start_variables(has_other_ranks=may_have_others)
-        if not world.is_active():  # this call joins the ranks
+        own_world = world.get_world()  # starts MPI, and waits for the other ranks
+        if not own_world.is_active:
             _attach_single(task)
             return
     except (errors.RankError, errors.SettingError) as error:
         _end_for_error(error, task)
-    own_world = world.get_world()
     _prepare_process(own_world)
     _start_engine(own_world)
     _apply_common_settings()
@@ -102,7 +102,8 @@ def _start_engine(own_world: world.World) -> None:
     from matex_tf.resilience import elastic, elastic_step
     from matex_tf.runtime import hooks, watchdog
 
-    elastic.enable_attempts()  # before the first collective that is repeated after a loss
+    # Attempts of Python collectives, of which the next lines make some; then of calls of steps.
+    elastic.enable_attempts()
     elastic_step.attempt_steps()
     if not own_world.is_phantom:
         membership.watch_mpi()
@@ -121,7 +122,7 @@ def _apply_common_settings() -> None:
     _compare_settings()
     _report_compression()
     _prepare_owners()
-    rank_records.begin_record()
+    rank_records.begin_record()  # for `matex run`
     slice_adapter.start_adapting()  # before other listeners, whose work at the end of a step is then not measured
 
 
@@ -189,10 +190,10 @@ def _attach_single(task: task_environment.Task | None) -> None:
 
 
 def _end_for_error(error: errors.RankError | errors.SettingError, task: task_environment.Task | None) -> NoReturn:
-    """End this process for an error before it has joined the other ranks. One rank prints the message.
+    """End this process for an error before it has joined the other ranks. `report_error` lets only one rank print.
 
-    For an invalid setting, other ranks may wait in MPI_Init, so this rank joins MPI to abort them. For other errors
-    each rank ends by itself.
+    Perhaps only this rank has an invalid setting, and the others wait in MPI_Init: this rank joins MPI to abort them,
+    and its message has its number. Other errors, such as a missing MPI, are those of every rank, which ends by itself.
     """
     if task is None:
         raise SystemExit(f"matex_tf: {error}") from None
@@ -238,17 +239,17 @@ def _record_first_steps() -> None:
 def _start_independent_strategies() -> None:
     """Start the strategy local or async. For `matex plan`, both record whether they would be possible."""
     current_settings = settings.get_settings()
-    strategy_names = (
-        [settings.get_strategy_name(current_settings.strategy)] if current_settings.plan is None else ["local", "async"]
-    )
-    if {"local", "async"}.isdisjoint(strategy_names):
+    names = {"local", "async"}
+    if current_settings.plan is None:
+        names &= {settings.get_strategy_name(current_settings.strategy)}
+    if not names:
         return
     from matex_tf.apart import keras_fit, local
 
     keras_fit.HOOKS.install()
-    if "local" in strategy_names:
+    if "local" in names:
         local.LocalSteps().start_listening()
-    if "async" in strategy_names:
+    if "async" in names:
         keras_fit.start_listening()
 
 
@@ -265,9 +266,9 @@ def _log_trial(rank: int) -> None:
 def _set_start_variables(has_other_ranks: bool) -> None:
     """Under `python -m matex_tf`, start this process again if it lacks variables that are read only at its start.
 
-    A script that imports matex_tf itself is not started again.
+    A script that imports matex_tf itself is not started again: it may have done work before.
     """
-    # Without randomization, all processes have the same hashes.
+    # Without randomization (a seed of 0), all processes have the same hashes.
     needed_variables = start_variables.HASH_SEED if sys.flags.hash_randomization else {}
     current_settings = settings.get_settings()
     if has_other_ranks and current_settings.large_pages and not current_settings.disable:

@@ -78,9 +78,7 @@ def parse_strategy(text: str) -> str:
     return value
 
 
-def parse_adapt(text: str) -> str:
-    """One of `ADAPT`. Raises ValueError."""
-    return _make_choice_parser(*ADAPT)(text)
+parse_adapt = _make_choice_parser(*ADAPT)
 
 
 def get_strategy_name(strategy: str) -> str:
@@ -121,6 +119,7 @@ def _parse_count(text: str) -> int:
 
 AUTO = -1
 """The value of `microbatch` for as many rows as fit in memory."""
+# The number of bytes of each unit: 1000 for "k", 1024 for "ki", and so on.
 _UNITS = {"": 1} | {f"{letter}{i}": (1024 if i else 1000) ** n for n, letter in enumerate("kmgt", 1) for i in ("", "i")}
 
 
@@ -235,7 +234,7 @@ def _parse_compression(text: str) -> Compression:
 
 @dataclass
 class Setting:
-    """One row of the table: an attribute of the class `Settings`. An instance has the value in its place."""
+    """A row of the table: an attribute of the class `Settings`. Instances of `Settings` have the value in its place."""
 
     parse: Callable[[str], Any]
     """Makes the value from the variable's text. The text of its ValueError is the expected value, for a message."""
@@ -433,7 +432,7 @@ class Settings:
             self.stall_seconds = min(max(self.abort_seconds // 10, 1), 60) if self.abort_seconds else 60
         self._check_combinations()
         if self.elastic:
-            self.overlap = "off"
+            self.overlap = "off"  # in place of "auto": see `_check_combinations`
 
     def _check_combinations(self) -> None:
         """Raise SettingError for values that exclude each other."""

@@ -128,7 +128,7 @@ def _count_script_cpus() -> int:
     if not world.is_active():
         return len(os.sched_getaffinity(0))
     launcher = placement.find_launcher()
-    cpus = placement.find_node_cpus(launcher[0] if launcher else None)
+    cpus = placement.find_host_cpus(launcher[0] if launcher else None)
     return objects.broadcast(len(cpus), "how many CPUs a dataset of records has alone")
 
 

@@ -23,7 +23,6 @@ from matex_tf import arguments, settings
 from matex_tf.launch.option_types import Parsed
 from matex_tf.ops import cache
 from matex_tf.world import mpirun_options
-from matex_tf.world.hosts import host_lists
 
 RANKS_OPTIONS = ("-n", "-np", "--np", "-c")
 CHECK_STEPS = 5  # the default of --steps
@@ -86,7 +85,7 @@ class RunCommand(click.Command):
         option_words, target = mpirun_options.split_options(args, {**mpirun_options.ARITY, **own_arity})
         own_words: list[str] = []
         mpirun_words: list[str] = []
-        for group in host_lists.group_options(option_words):  # a group: an option and its arguments
+        for group in mpirun_options.group_options(option_words):  # a group: an option and its arguments
             name, equals, value = group[0].partition("=")
             if name in RANKS_OPTIONS:  # one name for all spellings of the number of ranks
                 name = "-n"
@@ -112,7 +111,7 @@ def refuse_misspelt(options: Sequence[str], own_names: Iterable[str]) -> None:
     Raises:
         click.UsageError: the option is probably a misspelt one of `own_names`.
     """
-    for word, *_ in host_lists.group_options(options):
+    for word, *_ in mpirun_options.group_options(options):
         name = mpirun_options.parse_option_name(word)
         if not word.startswith("-") or name in mpirun_options.ARITY:
             continue
@@ -216,7 +215,7 @@ def settle_strategy(run: Run, environment: Mapping[str, str]) -> Run:
     would take precedence over the strategy of the restart.
     """
     strategy, options = run.strategy or environment.get(_STRATEGY, ""), []
-    for group in host_lists.group_options(run.options):
+    for group in mpirun_options.group_options(run.options):
         assignment = group[1] if len(group) > 1 else ""
         name, equals, value = assignment.partition("=")
         if name != _STRATEGY:

@@ -42,7 +42,7 @@ def draw_run(run: Run, height: int = 0, now: float | None = None) -> RenderableT
     recent = _read_recent(start)
     if not recent:
         return Text(f"{progress.describe_command(start)}, {progress.describe_ranks(start)}: no sample yet")
-    steps = waits.compute_mean_steps(recent)
+    steps = waits.compute_mean_steps(recent)  # the mean times of a training step, by rank; none before the first step
     shown_ranks = _choose_ranks(recent, steps, height)
     lines: list[RenderableType] = [
         Text(_format_heading(run, start, recent)),
@@ -123,7 +123,7 @@ def _choose_ranks(recent: Mapping[int, Series], steps: Mapping[int, balance.Step
     ordered_ranks = sorted(
         ranks, key=lambda rank: (recent[rank]["t"][-1] > newest_time - WINDOW, _compute_waiting(rank, recent, steps))
     )
-    return sorted(ordered_ranks[: max_ranks - 1])
+    return sorted(ordered_ranks[: max_ranks - 1])  # a line is left for the row of medians
 
 
 def _compute_waiting(rank: int, recent: Mapping[int, Series], steps: Mapping[int, balance.Step]) -> float:

@@ -158,7 +158,7 @@ def read_samples(path: Path, max_count: int) -> list[dict[str, Any]]:
         line_bytes = len(json.dumps(first_samples[0], separators=(",", ":"))) if first_samples else _LINE_BYTES
         if size <= max_count * line_bytes or size < 4 * _TAIL_BYTES:  # few samples, or a short file
             return _parse_lines(file.read())
-        count = max_count // 2
+        count = max_count // 2  # so that offsets are more than two lines apart, and no line is read twice
         offsets = [size * index // (count - 1) for index in range(1, count - 1)]
         # From each offset on, the rest of a line, and the first complete line, which is used.
         sections = [os.pread(descriptor, 2 * _LINE_BYTES, offset).split(b"\n", 2) for offset in offsets]

@@ -47,7 +47,7 @@ def start_sampler() -> None:
         created_folder = _make_folder(Path(record_setting).absolute()) if this_rank.rank == 0 else None
         folder, token, reason = objects.broadcast(created_folder, "the folder in which the run is recorded")
         log = None
-        if not reason:
+        if not reason:  # `reason`: why this rank cannot record; "" if it can
             try:
                 if json.loads(Path(folder, START).read_text())["token"] != token:
                     raise OSError("it is another folder of that name")
@@ -168,7 +168,8 @@ class Recorder:
         sample: dict[str, Any] = {**self.machine.take_sample(), **self.gpus.take_sample()}
         sample["up"], sample["rows"] = ops.count_completed(ops.GRADIENTS), ops.count_global_rows()
         compute = waiting = sums = steps = 0
-        for totals in records.read_totals():  # `exposed`: time that computation does not hide
+        # "com", "wait" and "sum" are the columns compute, waiting, and exposed + other of `observe.profile`.
+        for totals in records.read_totals():
             compute += totals.compute
             waiting += totals.meet + totals.exposed_wait
             sums += totals.exposed + totals.collectives

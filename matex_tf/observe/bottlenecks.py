@@ -72,7 +72,7 @@ def take_batch(plan: Any, seconds: float, handle: Any) -> None:
 def end_step(plan: Any) -> None:
     """Called when a call of a step has ended."""
     global _pace, _known_in_functions
-    if records.is_on() and _waited_in_functions is not None:
+    if records.is_on() and _waited_in_functions is not None:  # only the sampler needs the value at each step
         _known_in_functions = float(_waited_in_functions.numpy())
     if plan.trained:
         _pace = _pace or Pace()
@@ -93,7 +93,7 @@ def get_waited_seconds() -> float:
 
 
 def read_waited_seconds() -> float:
-    """`get_waited_seconds` for other threads, as of the last step. Includes functions only while recording is on."""
+    """`get_waited_seconds` for the sampler's thread, as of the last step: that thread must not read a variable."""
     return _waited_seconds + _known_in_functions
 
 

@@ -136,7 +136,7 @@ class Recorder:
         return result
 
     def store_steps(self) -> None:
-        """Write the records to `folder`/rank-R.npz, once, and not in a child process."""
+        """Write the records to `folder`/rank-R.npz, once, and not in a child process. `launch.check_run` reads them."""
         if self.is_stored or os.getpid() != world.get_world().process:
             return
         self.is_stored = True

@@ -39,35 +39,30 @@ def start_profile() -> None:
         return
     overlap_setting = settings.get_settings().overlap
     updates_overlap = overlap_setting == "on" or (overlap_setting == "auto" and overlap.is_usual())
-    link = records.measure_transfer(updates_overlap)
-    # The same two numbers, and whether other work disturbed the measurement.
-    measurement = records.get_last_measurement()
-    is_disturbed = measurement is not None and measurement[2]
+    records.measure_transfer(updates_overlap)
+    link = records.get_last_measurement()
     if settings.get_settings().timeline == "":  # a timeline also records totals
         records.set_recording(records.TOTALS)
 
-    def finish_profile() -> None:
+    def finish_profile() -> None:  # called on all ranks after their scripts
         with ops.announce_exchange("putting the profile together"):
             totals_of_ranks = world.get_communicator("control").gather(records.read_totals())
         if totals_of_ranks is not None:
-            terminal.write_text(format_table(totals_of_ranks, world.get_world().hosts, link, is_disturbed))
+            terminal.write_text(format_table(totals_of_ranks, world.get_world().hosts, link))
 
     shutdown.at_end.append(finish_profile)
 
 
 def format_table(
-    ranks: Sequence[Sequence[records.Totals]],
-    hosts: Sequence[str],
-    link: tuple[float, float] | None,
-    disturbed: bool = False,
+    ranks: Sequence[Sequence[records.Totals]], hosts: Sequence[str], link: tuple[float, float, bool] | None
 ) -> str:
     """The text of the table.
 
     Args:
         ranks: the totals of each rank.
         hosts: the host of each rank.
-        link: measured seconds to start a transfer, and for each byte; None: not measured.
-        disturbed: whether other work disturbed that measurement.
+        link: measured seconds to start a transfer, and for each byte, and whether other work disturbed this
+            measurement; None: not measured.
     """
     totals_by_place: dict[str, list[records.Totals]] = {}
     for update in (update for totals in ranks for update in totals):
@@ -97,7 +92,7 @@ def format_table(
     lines += _describe_imbalance(ranks, set(shown_totals), hosts)
     if link is not None:
         link_text = f"{link[0] * 1e6:.1f} us a transfer and {_format_rate(1, link[1])} GB/s"
-        doubt = " (disturbed by other work: unreliable)" if disturbed else ""
+        doubt = " (disturbed by other work: unreliable)" if link[2] else ""
         lines.append(f"link, as measured at the start: {link_text}{doubt}")
     return "\n".join(lines) + "\n"
 
@@ -115,12 +110,10 @@ def _compute_columns(totals: records.Totals) -> _Columns:
     return _Columns(compute + waiting + exposed + other, compute, waiting, exposed, other, hidden)
 
 
-def _format_speed(totals: Sequence[records.Totals], link: tuple[float, float] | None) -> str:
+def _format_speed(totals: Sequence[records.Totals], link: tuple[float, float, bool] | None) -> str:
     """MiB of an update, GB/s of its sum, and that speed relative to the link's, if the link was measured."""
-    sent_bytes, seconds = (
-        sum(rank_totals.bytes for rank_totals in totals),
-        sum(rank_totals.transfer for rank_totals in totals) / 1e9,
-    )
+    sent_bytes = sum(rank_totals.bytes for rank_totals in totals)
+    seconds = sum(rank_totals.transfer for rank_totals in totals) / 1e9
     updates = sum(rank_totals.updates for rank_totals in totals)
     speed = f"{sent_bytes / updates / 2**20:9.2f}{_format_rate(sent_bytes, seconds):>9}"
     if link is None:
@@ -134,10 +127,8 @@ def _describe_pulls(ranks: Sequence[Sequence[records.Totals]]) -> list[str]:
     pulling_totals = [update for totals in ranks for update in totals if update.pulled]
     if not pulling_totals:
         return []
-    sent_bytes, nanoseconds = (
-        sum(update.pulled for update in pulling_totals),
-        sum(update.pull for update in pulling_totals),
-    )
+    sent_bytes = sum(update.pulled for update in pulling_totals)
+    nanoseconds = sum(update.pull for update in pulling_totals)
     updates = sum(update.updates for update in pulling_totals)
     size, speed = sent_bytes / updates / 2**20, _format_rate(sent_bytes, nanoseconds / 1e9)
     milliseconds = nanoseconds / updates / 1e6
@@ -154,11 +145,8 @@ def _describe_imbalance(ranks: Sequence[Sequence[records.Totals]], places: set[s
         return []
     steps = {}
     for rank, totals in enumerate(ranks):
-        columns = [_compute_columns(update) for update in totals if update.place in places]
-        milliseconds = [
-            (update_columns.compute, update_columns.waiting, update_columns.exposed + update_columns.other)
-            for update_columns in columns
-        ]
+        updates = [_compute_columns(update) for update in totals if update.place in places]
+        milliseconds = [(update.compute, update.waiting, update.exposed + update.other) for update in updates]
         steps[rank] = balance.Step(*(sum(column) / 1e3 for column in zip(*milliseconds)))
     slowest_and_delay = balance.find_slowest(steps)
     if slowest_and_delay is None:

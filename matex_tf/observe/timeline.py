@@ -211,6 +211,7 @@ def list_bars(events: np.ndarray, labels: Sequence[str], times: np.ndarray) -> I
             yield Bar(lane, _LABELLED[kind] + label, kind, begin, end, size)
         elif kind in _NAMES:
             yield Bar(lane, *_NAMES[kind], begin, end, size)
+        # An overlapped update is on another lane; the script's lane has its announcement.
         if kind in ("update", "announcement") and lane == 0:
             yield from _list_gaps(gaps, "compute" if is_step else "between steps", exposed)
             gaps, is_step = [], True  # a step lasts until the next update, unless there is a pause
@@ -223,7 +224,7 @@ def _list_gaps(gaps: Sequence[tuple[int, int]], name: str, exposed: list[tuple[i
     Args:
         name: of the bars, "compute" or "between steps".
         exposed: the intervals in which the script waits for sums, ascending. Intervals that end in the gaps are
-            removed.
+            removed, because the next call is for later gaps.
     """
     category = "compute" if name == "compute" else "other"
     for begin, end in gaps:

@@ -24,7 +24,11 @@ def copy_states() -> dict[str, Any]:
 
 
 def find_drawn(old_states: dict[str, Any]) -> set[str]:
-    """The generators that were used since `copy_states` returned `old_states`."""
+    """The generators that were used since `copy_states` returned `old_states`.
+
+    A restarted `fit` skips batches up to the saved step. Generators that the script's code for these batches uses have
+    then drawn as many numbers as before, so `fit_state` does not restore them.
+    """
     states = copy_states()
     return {name for name in states if _make_comparable(states[name]) != _make_comparable(old_states[name])}
 
@@ -42,6 +46,7 @@ def restore_states(saved: dict[str, Any], without: Collection[str] = ()) -> None
         random.setstate(saved["python"])
     if "numpy" not in without:
         np.random.set_state(saved["numpy"])
+    # Without a global seed, TensorFlow's ops do not use the generator of seeds.
     if saved["seed"] is not None and saved["tensorflow"] is not None and "tensorflow" not in without:
         from tensorflow.python.eager import context
 

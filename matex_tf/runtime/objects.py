@@ -21,7 +21,7 @@ from matex_tf import ops
 from matex_tf.ops import records
 from matex_tf.world import membership, world
 
-_KIND = 6  # a control message, see `ops.rendezvous`
+_KIND = 6  # `ops.rendezvous` numbers the kinds of collectives; this one is a control message
 _MAX_COMPARED_BYTES = 1 << 16
 """The largest value that ranks compare by a digest. For larger values, a digest takes more time than it saves."""
 
@@ -30,13 +30,12 @@ _exchange_lock = threading.RLock()
 
 
 def allgather(value: Any, purpose: str, rows: int = 0) -> list[Any]:
-    """The values of all ranks, by rank, on every rank. They are copies; equal values may be one object.
+    """The values of all ranks, by rank, on every rank. They are copies, except `value` itself without other ranks.
 
-    `rows`: the number of rows of the batch that the values concern, for records; 0 if there is none.
+    `rows`: the number of rows of the batch that the values concern, for the error of ranks at different places; or 0.
     """
     if not world.is_active():
         return [value]
-
     packed = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
 
     def gather() -> list[Any]:

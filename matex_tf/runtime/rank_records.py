@@ -124,6 +124,8 @@ def read_namespace() -> str:
 def begin_record() -> None:
     """Record that this rank has begun. Collective; does nothing without `matex run`.
 
+    One host that sees the folder suffices, because the record of any rank shows that all have ended (`note_end`).
+
     Raises:
         SetupError: on all ranks, if none sees the folder of `matex run`.
     """
@@ -152,7 +154,7 @@ def note_separate() -> None:
 def note_writing() -> None:
     """Record that this process may write files of the script until its end, at which Python flushes files."""
     global _writing
-    if not note():  # this host does not see the folder
+    if not note():  # no fields: asks only whether this host sees the folder
         return
     _writing = os.getpid(), os.path.abspath(_locate_record(_folder)) + _WRITING
     with real_files.use_real_files():

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 OPENMPI, MPICH, INTEL = "Open MPI", "MPICH", "Intel MPI"
-# Number of arguments of each option of any MPI's mpirun; `split_options` guesses it for other options.
+# Number of arguments of each option of any MPI's mpirun; for other options, `_count_arguments` guesses it.
 WORDS_AFTER = {
     0: (
         "allow-run-as-root oversubscribe nooversubscribe tag-output timestamp-output report-bindings display-map "
@@ -55,36 +55,45 @@ def split_options(arguments: Sequence[str], known_options: Mapping[str, int] = A
     while index < len(arguments) and arguments[index].startswith("-") and arguments[index] != "-m":
         if arguments[index] == "--":
             return list(arguments[:index]), list(arguments[index + 1 :])
-        name = parse_option_name(arguments[index])
-        has_value = "=" in arguments[index]
-        index += 1
-        if has_value:
-            continue
-        if name in known_options:
-            index += known_options[name]
-            continue
-        while (
-            index < len(arguments) and not arguments[index].startswith("-") and not looks_like_script(arguments[index])
-        ):
-            index += 1
+        index += 1 + _count_arguments(arguments[index:], known_options, ends_at_script=True)
     return list(arguments[:index]), list(arguments[index:])
+
+
+def group_options(options: Sequence[str]) -> list[list[str]]:
+    """Group the words of mpirun's command line before the script: each option with its arguments."""
+    groups: list[list[str]] = []
+    index = 0
+    while index < len(options):
+        argument_count = _count_arguments(options[index:], ARITY, ends_at_script=False)
+        groups.append(list(options[index : index + argument_count + 1]))
+        index += argument_count + 1
+    return groups
+
+
+def _count_arguments(words: Sequence[str], known_options: Mapping[str, int], ends_at_script: bool) -> int:
+    """The number of arguments of the option `words[0]`: 0 for NAME=VALUE; for an unknown option a guess."""
+    option, *following = words
+    if "=" in option:
+        return 0
+    if (known_count := known_options.get(parse_option_name(option))) is not None:
+        return known_count
+    ends = (word.startswith("-") or (ends_at_script and looks_like_script(word)) for word in following)
+    return next((count for count, is_end in enumerate(ends) if is_end), len(following))
+
+
+def read_value(group: Sequence[str]) -> str:
+    """The first argument of an option; see `group_options`."""
+    if "=" in group[0]:
+        return group[0].partition("=")[2]
+    return group[1] if len(group) > 1 else ""
 
 
 def has_binding_option(options: Sequence[str]) -> bool:
     """Whether mpirun's `options` determine the cores of the ranks."""
-    for index, word in enumerate(options):
-        if not word.startswith("-"):
-            continue
-        name = parse_option_name(word)
-        if name in BINDING_OPTIONS:
-            return True
-        if name == "map-by":
-            value = options[index + 1] if index + 1 < len(options) else ""
-            if word.startswith("--map-by="):
-                value = word.partition("=")[2]
-            if is_binding_policy(value):
-                return True
-    return False
+    groups = [(parse_option_name(group[0]), group) for group in group_options(options)]
+    return any(
+        name in BINDING_OPTIONS or (name == "map-by" and is_binding_policy(read_value(group))) for name, group in groups
+    )
 
 
 def is_binding_policy(policy: str) -> bool:

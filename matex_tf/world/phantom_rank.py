@@ -64,7 +64,7 @@ def make_phantom_world(make_world: Callable[..., Any], phantom: Phantom) -> Any:
     """
     world = make_world(
         size=phantom.ranks, local_rank=phantom.copy, local_size=phantom.copies, nodes=[0] * phantom.ranks,
-        is_several=True, is_phantom=True,
+        is_active=True, is_phantom=True,
     )  # fmt: skip
     world.hosts = [world.host] * phantom.ranks
     world.communicators = {name: Communicator(phantom.ranks) for name in NAMES}

@@ -1,7 +1,7 @@
 """Sets cores, threads and GPUs of each local rank before TensorFlow starts its thread pools.
 
-Open MPI's mpirun binds each of two ranks to one core, even on a node with 64 cores, and TensorFlow sizes its pools by
-the allowed cores: the other cores would stay idle. So this module distributes the cores of a node over its ranks, in
+Open MPI's mpirun binds each of two ranks to one core, even on a host with 64 cores, and TensorFlow sizes its pools by
+the allowed cores: the other cores would stay idle. So this module distributes the cores of a host over its ranks, in
 contiguous sets, with the hardware threads of a core together. For example, of 8 cores rank 0 of 2 gets cores 0 to 3.
 Threads or a binding that the user has chosen stay as they are. (The placement of a tensor is another concept.)
 """
@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 class Launcher(NamedTuple):
-    """The process that started the ranks of this node."""
+    """The process that started the ranks of this host."""
 
     process: int
     name: str
@@ -83,7 +83,7 @@ def choose_cores(cores: Sequence[T], local_rank: int, local_size: int) -> list[T
 
 
 def choose_part(cores: Sequence[T], part: str) -> list[T]:
-    """A part of a node's cores, or of its GPUs. Example: for `part` "2/3" the second third; "" is all of them."""
+    """A part of a host's cores, or of its GPUs. Example: for `part` "2/3" the second third; "" is all of them."""
     number, _, part_count = part.partition("/")
     return choose_cores(cores, int(number) - 1, int(part_count)) if part else list(cores)
 
@@ -102,56 +102,45 @@ def choose_thread_count(cpus: int, ranks_sharing: int, quota: float | None, loca
     return None if thread_count == cpus else thread_count
 
 
-def find_user_choice(environment: Mapping[str, str], mode: str) -> str | None:
-    """Describes an environment variable by which the user has set threads or binding; None if there is none.
+def is_chosen_by_user(environment: Mapping[str, str], mode: str) -> bool:
+    """Whether an environment variable shows that the user has set threads or a binding.
 
     In `mode` "spread" only threads count: the user has left the binding to this library.
     """
-    for name in THREAD_VARIABLES:
-        if environment.get(name):
-            return f"{name} is set"
+    if any(environment.get(name) for name in THREAD_VARIABLES):
+        return True
     if mode == "spread":
-        return None
-    for name in BINDING_VARIABLES:
-        if environment.get(name):
-            return f"{name} is set"
-    for name in MAPPING_VARIABLES:
-        if mpirun_options.is_binding_policy(environment.get(name, "")):
-            return f"{name}={environment[name]}"
-    return None
+        return False
+    policies = [environment.get(name, "") for name in MAPPING_VARIABLES]
+    return any(environment.get(name) for name in BINDING_VARIABLES) or any(
+        map(mpirun_options.is_binding_policy, policies)
+    )
 
 
-def find_launcher_binding(name: str, command: Sequence[str], environment: Mapping[str, str]) -> str | None:
-    """Describes an explicit binding by the launcher, from its process name and command line; None if there is none."""
+def is_bound_by_launcher(name: str, command: Sequence[str], environment: Mapping[str, str]) -> bool:
+    """Whether the user told the launcher how to bind. `name`: of the launcher's process; `command`: its words."""
     if name == "slurmstepd":
         policy = environment.get("SLURM_CPU_BIND_TYPE") or environment.get("SLURM_CPU_BIND", "")
-        is_bound = any(part and part not in ("none", "quiet", "verbose") for part in policy.split(","))
-        return f"srun bound the tasks ({policy})" if is_bound else None
+        return any(part not in ("", "none", "quiet", "verbose") for part in policy.split(","))
     options, _ = mpirun_options.split_options(command[1:])
-    return "mpirun has binding options" if mpirun_options.has_binding_option(options) else None
+    return mpirun_options.has_binding_option(options)
 
 
 def is_narrower_than_default(allowed_cpus: set[int], cores: Sequence[Core], world_size: int) -> bool:
-    """Whether this rank is bound to one core by the user: Open MPI's default does so only in runs of one or two ranks.
+    """Whether the user has bound this rank to one core: Open MPI's default does so only in runs of one or two ranks.
 
-    Used on nodes on which mpirun does not run, so that its command line cannot be read.
+    Needed on hosts with only a daemon of mpirun, whose command line lacks mpirun's options.
     """
     return world_size > 2 and len(cores) > 1 and any(allowed_cpus <= set(core) for core in cores)
 
 
-def choose_gpu(local_rank: int, count: int, visible: str | None) -> str | None:
-    """The CUDA_VISIBLE_DEVICES of one local rank: round robin over the GPUs. None if there are fewer than two.
+def list_gpus(count: int, visible: str | None) -> list[str]:
+    """The names of a host's GPUs.
 
     Args:
-        count: the number of GPUs of the node.
-        visible: the value of CUDA_VISIBLE_DEVICES of the node; None if it is not set.
+        count: the number of GPUs of the host.
+        visible: the value of CUDA_VISIBLE_DEVICES of the host; None if it is not set.
     """
-    names = list_gpus(count, visible)
-    return names[local_rank % len(names)] if len(names) > 1 else None
-
-
-def list_gpus(count: int, visible: str | None) -> list[str]:
-    """The names of a node's GPUs; see `choose_gpu`."""
     if visible is None:
         return [str(number) for number in range(count)]
     return [name.strip() for name in visible.split(",") if name.strip()]
@@ -170,7 +159,10 @@ def read_file(path: str) -> str:
 
 
 def list_cores(cpus: Iterable[int] | None = None) -> list[Core]:
-    """The cores among `cpus` (default: those of this process), each with its hardware threads, by NUMA node."""
+    """The cores among `cpus` (default: all CPUs of this process), each with its hardware threads.
+
+    They are sorted by NUMA node, so that the contiguous cores of a rank share memory where possible.
+    """
     usable_cpus = set(os.sched_getaffinity(0) if cpus is None else cpus)
     node_of = {
         cpu: int(os.path.basename(folder)[4:])
@@ -217,8 +209,8 @@ def find_launcher() -> Launcher | None:
     return None
 
 
-def find_node_cpus(launcher_process: int | None) -> set[int]:
-    """The CPUs that the ranks of this node may use: the cpuset, restricted to the affinity of the launcher."""
+def find_host_cpus(launcher_process: int | None) -> set[int]:
+    """The CPUs that the ranks of this host may use: the cpuset, restricted to the affinity of the launcher."""
     own_affinity = os.sched_getaffinity(0)
     try:
         # The kernel intersects a mask with the cpuset: request all CPUs, and read back the result.
@@ -235,7 +227,7 @@ def find_node_cpus(launcher_process: int | None) -> set[int]:
 
 
 def count_gpus() -> int:
-    """The number of NVIDIA GPUs that can be opened on this node."""
+    """The number of NVIDIA GPUs that can be opened on this host."""
     return len(glob("/dev/nvidia[0-9]*"))
 
 
@@ -252,8 +244,8 @@ def bind_all_threads(cpus: Iterable[int]) -> None:
             pass  # the thread has ended meanwhile
 
 
-def place_cores(local_rank: int, local_size: int, mode: str, part: str = "") -> str:
-    """Assign this rank its cores and, if they are shared or limited, its number of threads; returns a description.
+def place_cores(local_rank: int, local_size: int, mode: str, part: str = "") -> None:
+    """Assign this rank its cores and, if they are shared or limited, its number of threads.
 
     Args:
         mode: the placement mode, "auto" or "spread"; with "spread", a binding by the launcher is replaced.
@@ -261,63 +253,50 @@ def place_cores(local_rank: int, local_size: int, mode: str, part: str = "") -> 
     """
     launcher = find_launcher()
     if launcher is None and local_size < 2 and mode != "spread":
-        return "cores left as they are: no launcher started this process"
-    reason = _find_reason_to_leave(launcher, mode)
-    if reason is not None:  # the user has chosen cores or threads
-        return f"cores left as they are: {reason}"
-    usable_cores = choose_part(list_cores(find_node_cpus(launcher.process if launcher else None)), part)
-    own_cores = choose_cores(usable_cores, local_rank, local_size)
-    cpus = [cpu for core in own_cores for cpu in core]
+        return  # started alone: the affinity is that of the user's shell
+    if _is_left_to_user(launcher, mode):
+        return
+    usable_cores = choose_part(list_cores(find_host_cpus(launcher.process if launcher else None)), part)
+    cpus = [cpu for core in choose_cores(usable_cores, local_rank, local_size) for cpu in core]
     bind_all_threads(cpus)
     ranks_sharing = local_size if local_size > len(usable_cores) else 1
     thread_count = choose_thread_count(len(cpus), ranks_sharing, read_cpu_quota(), local_size)
     if thread_count is not None:
         for name in THREAD_VARIABLES:
             os.environ.setdefault(name, str(thread_count))
-    text = f"CPUs {format_cpu_list(cpus)} of {format_cpu_list(cpu for core in usable_cores for cpu in core)}"
-    if ranks_sharing > 1:
-        text += f", shared by {local_size} ranks"
-    return text + (f", {thread_count} threads" if thread_count is not None and thread_count != 1 else "")
 
 
-def _find_reason_to_leave(launcher: Launcher | None, mode: str) -> str | None:
-    """Why this rank's cores must stay as they are: a choice of the user; None if there is none."""
+def _is_left_to_user(launcher: Launcher | None, mode: str) -> bool:
+    """Whether this rank's cores must stay as they are, because the user has chosen cores or threads."""
     # mpirun does not pass its own variables on, and the library removes the variables of the task after reading them.
     launcher_environment = {} if launcher is None else task_environment.read_environment(launcher.process)
     environment = {**launcher_environment, **task_environment.read_environment(os.getpid()), **os.environ}
-    reason = find_user_choice(environment, mode)
-    if reason is not None or mode == "spread":
-        return reason
-    if launcher is not None and (reason := find_launcher_binding(launcher.name, launcher.words, environment)):
-        return reason
+    if is_chosen_by_user(environment, mode):
+        return True
+    if mode == "spread":
+        return False
+    if launcher is not None and is_bound_by_launcher(launcher.name, launcher.words, environment):
+        return True
     world_size = int(environment.get("OMPI_COMM_WORLD_SIZE", 0))
-    if is_narrower_than_default(os.sched_getaffinity(0), list_cores(find_node_cpus(None)), world_size):
-        return "mpirun bound each rank to a core"
-    return None
+    return is_narrower_than_default(os.sched_getaffinity(0), list_cores(find_host_cpus(None)), world_size)
 
 
-def place_gpu(local_rank: int, local_size: int, part: str = "") -> str:
-    """Restrict this rank to its own GPU if the node has several; returns a description, "" if nothing changes."""
-    gpu_count, visible = count_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES")
-    if gpu_count == 0 and visible is None:
-        return ""
-    if part:
-        os.environ["CUDA_VISIBLE_DEVICES"] = visible = ",".join(choose_part(list_gpus(gpu_count, visible), part))
-    chosen_gpu = choose_gpu(local_rank, gpu_count, visible)
-    if chosen_gpu is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = chosen_gpu
-    if 0 < len(list_gpus(gpu_count, visible)) < local_size:
+def place_gpu(local_rank: int, local_size: int, part: str = "") -> None:
+    """Restrict this rank to its own GPU if the host has several: the ranks take the GPUs in turn. `part`: as above."""
+    gpus = choose_part(list_gpus(count_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES")), part)
+    if len(gpus) > 1 or (gpus and part):
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpus[local_rank % len(gpus)]
+    if 0 < len(gpus) < local_size:
         # Ranks that share a GPU must not each take all of its memory.
         os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
-    return f", GPU {chosen_gpu}" if chosen_gpu is not None else ""
 
 
-def apply_placement(local_rank: int, local_size: int) -> str:
-    """Set cores, threads and GPU of this local rank, before TensorFlow is imported; returns a one-line description.
+def apply_placement(local_rank: int, local_size: int) -> None:
+    """Set cores, threads and GPU of this local rank, before TensorFlow is imported.
 
-    `local_rank` counts from 0 to `local_size` - 1 over the ranks of this node.
+    `local_rank` counts from 0 to `local_size` - 1 over the ranks of this host.
     """
     mode, _, part = settings.get_settings().placement.partition(":")
-    if mode == "off":
-        return "placement: off"
-    return "placement: " + place_cores(local_rank, local_size, mode, part) + place_gpu(local_rank, local_size, part)
+    if mode != "off":
+        place_cores(local_rank, local_size, mode, part)
+        place_gpu(local_rank, local_size, part)

@@ -13,10 +13,11 @@ from pathlib import Path
 
 from matex_tf.world import launcher_variables
 
-# Slurm's numbers of special steps (batch script, interactive shell, extern) begin here. Their processes are no tasks.
+# Slurm's numbers of special steps (batch script, interactive shell, extern) begin here. Their processes have a
+# SLURM_PROCID, too, but are no tasks.
 _SLURM_FIRST_SPECIAL_STEP = 4294967290
 
-# (launcher, variable with the number of tasks, variable with the rank), the most specific first.
+# (launcher, variable with the number of tasks, variable with the rank), the most specific first: several may be set.
 KNOWN = (
     ("Open MPI's mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
     ("MVAPICH's launcher", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK"),
@@ -33,7 +34,7 @@ _PREFIXES = (
     "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "HYDI_", "HYDRA_", "MPI_LOCAL",
 )  # fmt: skip
 """Prefixes of the launchers' variables for a task."""
-_JOB = "PMIX_NAMESPACE"  # a variable whose value is unique for each job of Open MPI, and known to all its processes
+_JOB = "PMIX_NAMESPACE"  # its value is unique for each job of Open MPI; all processes of the job have it
 _launchers: frozenset[int] = frozenset()  # see `get_launchers`
 
 
@@ -58,7 +59,7 @@ def find_task(environment: Mapping[str, str]) -> Task | None:
         if rank is not None:
             return Task(launcher, read_number(size_name) or 0, rank)
     slurm_step = read_number("SLURM_STEP_ID")
-    if slurm_step is None:
+    if slurm_step is None:  # the older name
         slurm_step = read_number("SLURM_STEPID")
     is_in_step = slurm_step is not None and slurm_step < _SLURM_FIRST_SPECIAL_STEP
     if is_in_step and read_number("SLURM_PROCID") is not None:
@@ -70,12 +71,15 @@ def find_task(environment: Mapping[str, str]) -> Task | None:
 
 def make_job_name(environment: Mapping[str, str]) -> str:
     """A name for the run: the same for its ranks on one host, and unique among the runs of the host."""
-    name = environment.get(_JOB) or f"{os.getppid()}"
+    name = environment.get(_JOB) or f"{os.getppid()}"  # the launcher is the parent of its ranks
     return re.sub(r"\W", "-", name)
 
 
 def keep_children_out() -> None:
-    """Remove the launcher's variables from this process's environment: a child that joined the job would crash it."""
+    """Remove the launcher's variables from this process's environment: a child that joined the job would crash it.
+
+    Also removed are the folders in which `matex run` expects the reports and the state of its ranks only.
+    """
     names = (*launcher_variables.FUNCTIONS, "MATEX_PROOF", "MATEX_STATE")
     launcher_variables.remove_variables(lambda name: name.startswith(_PREFIXES) or name in names)
 
@@ -83,7 +87,8 @@ def keep_children_out() -> None:
 def remove_task_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """`environment` without the launcher's task variables, for another run. The user's MPI settings remain.
 
-    In a Slurm step, the result describes the complete allocation again, instead of the nodes and tasks of the step.
+    In a Slurm step, the result describes the complete allocation again: another run may use all of its nodes and CPUs,
+    without the binding of this step.
     """
     # A copy, because a rank's `os.environ` reports reads of removed variables (`launcher_variables`).
     environment = dict(environment)
@@ -102,7 +107,9 @@ def remove_task_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def remove_job_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """`environment` without the variables of the launcher and of Slurm, for a child outside the job."""
+    """`environment` without the variables of the launcher and of Slurm, for a child outside the job: one that probes a
+    launcher, or submits another job.
+    """
     without_task = remove_task_variables(environment)
     return {
         name: value for name, value in without_task.items() if not name.startswith("SLURM_") or name in _SITE_VARIABLES
@@ -110,29 +117,28 @@ def remove_job_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def note_launchers(environment: Mapping[str, str]) -> None:
-    """Find the launcher of the rank with this `environment`, if `matex run` started the launcher."""
+    """Find the launcher of the rank with this `environment`. Called before `keep_children_out` removes its variables.
+
+    Only with `matex run`, which sends its requests as SIGUSR1, a SIGTERM from the launcher is an abort
+    (`shutdown.hear_requests`). So without it there is nothing to find.
+    """
     global _launchers
-    if environment.get("MATEX_PROOF"):
-        _launchers = find_launchers(os.getppid(), environment.get(_JOB, ""))
+    if not environment.get("MATEX_PROOF"):
+        return
+    process, job = os.getppid(), environment.get(_JOB, "")
+    processes: set[int] = set()
+    while process > 1:
+        processes.add(process)
+        # A shell that mpirun has started has the job's name in its environment; mpirun or its daemon has not.
+        if not job or read_environment(process).get(_JOB) != job:
+            break
+        process = read_parent(process)
+    _launchers = frozenset(processes)
 
 
 def get_launchers() -> frozenset[int]:
     """The process ids of this rank's launcher on this host, and of a shell in between. Empty without `matex run`."""
     return _launchers
-
-
-def find_launchers(process: int, job: str) -> frozenset[int]:
-    """`process` and its ancestors, up to and including the first that is not of the `job`. For job "", only `process`.
-
-    A shell that mpirun has started has the job's name in its environment; mpirun or its daemon has not.
-    """
-    processes: set[int] = set()
-    while process > 1:
-        processes.add(process)
-        if not job or read_environment(process).get(_JOB) != job:
-            break
-        process = read_parent(process)
-    return frozenset(processes)
 
 
 def read_environment(process: int) -> dict[str, str]:

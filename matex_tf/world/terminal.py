@@ -11,10 +11,9 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import os
-import shutil
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TextIO
 
 _OUTPUT, _ERRORS = 1, 2  # descriptors
@@ -33,6 +32,8 @@ class _Text:
     file: int  # a descriptor
     begin: int  # in bytes
     is_log: bool
+    repeated: list[tuple[int, int]] = field(default_factory=list)
+    """Begin and end of sections of a log that failed attempts have written. The next attempt writes this text again."""
 
 
 _texts: dict[int, _Text] = {}
@@ -63,9 +64,6 @@ def get_descriptor() -> int:
 
 def redirect_output(log: int | None, stores: bool) -> None:
     """Make this rank silent. File descriptors are redirected, so that C++ code and child processes are silent, too.
-
-    Each rank flushes its text before an agreement. So the first rank has printed everything up to the last agreement,
-    and a rank that replaces it prints the text since then.
 
     Args:
         log: the descriptor of the file that receives the output; None: the output is discarded.
@@ -119,30 +117,33 @@ def flush_text() -> None:
 
 
 def measure_text() -> dict[int, int]:
-    """The present length of the stored text, for `forget_after`."""
+    """The present length of the stored text. `elastic` calls this before an attempt, and `forget_after` if it fails."""
     flush_text()
     return {stream: os.fstat(text.file).st_size for stream, text in _texts.items()}
 
 
 def forget_after(lengths: dict[int, int]) -> None:
-    """Drop the text since `measure_text` returned `lengths`: it is about to be printed again."""
+    """Drop the text since `measure_text` returned `lengths`: it is about to be printed again. A log keeps it."""
     flush_text()
     for stream, text in _texts.items():
-        if not text.is_log:
+        if text.is_log:
+            text.repeated.append((lengths[stream], os.fstat(text.file).st_size))
+        else:
             os.ftruncate(text.file, lengths[stream])
 
 
 def forget_text() -> None:
-    """Drop the stored text: all ranks have agreed since it was flushed, so the first rank has printed it."""
+    """Drop the stored text: all ranks have agreed since it was flushed, so rank 0 has printed it."""
     for text in _texts.values():
         if text.is_log:
             text.begin = os.fstat(text.file).st_size
+            text.repeated.clear()
         elif os.fstat(text.file).st_size:
             os.ftruncate(text.file, 0)
 
 
 def print_text() -> None:
-    """Print the stored text, and send all further output to the launcher's streams."""
+    """On a rank that becomes rank 0: print the stored text, and send all further output to the launcher's streams."""
     global _is_silent
     _is_silent = False
     flush_text()
@@ -150,8 +151,11 @@ def print_text() -> None:
     for stream, text in _texts.items():
         text_path, launcher_stream = f"/proc/self/fd/{text.file}", launcher_streams[stream]
         with open(text_path, "rb") as text_file, open(launcher_stream, "wb", closefd=False) as launcher_file:
-            text_file.seek(text.begin)
-            shutil.copyfileobj(text_file, launcher_file)
+            begin = text.begin
+            for end, next_begin in [*text.repeated, (os.fstat(text.file).st_size, 0)]:
+                text_file.seek(begin)
+                launcher_file.write(text_file.read(end - begin))
+                begin = next_begin
         for descriptor in _list_descriptors(text.file):
             # A copy that the script has made of the descriptor gets the stream whose text the file has stored.
             target_stream = launcher_streams[descriptor if descriptor in launcher_streams else stream]

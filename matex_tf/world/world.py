@@ -33,8 +33,10 @@ class World:
     communicators: dict[str, Any] = field(default_factory=dict)
     servers: int = 0  # the number of ranks that only serve: they own pieces of variables, and compute no rows
     life: Any = None  # with MATEX_ELASTIC, the communicator on which ranks agree about the survivors; otherwise None
-    is_several: bool = False  # whether this process works as a rank, also as the only one: the others were lost, or
-    # the setting of a single process asks for it (`keeps_state`, MATEX_MICROBATCH)
+    is_active: bool = False
+    """Whether this process runs the code of ranks. A single process does so if it is the survivor of several ranks, or
+    if a setting needs that code: MATEX_STATE under a launcher, or MATEX_MICROBATCH.
+    """
     is_phantom: bool = False
     """Whether the other ranks do not exist, as when `matex plan` measures the computation of a rank."""
     has_lost: bool = False  # whether ranks were lost and the survivors have continued
@@ -51,7 +53,10 @@ class World:
 
     @property
     def node(self) -> int:
-        """The number of this rank's node, which is the lowest rank of the node. Ranks of a node share memory."""
+        """The number of this rank's node, which is the lowest rank of the node.
+
+        A node is the ranks that share memory: the ranks of a host, or in tests some of them (MATEX_RANKS_PER_NODE).
+        """
         return self.nodes[self.rank] if self.nodes else 0
 
     @property
@@ -79,7 +84,7 @@ def _describe_rank() -> str:
     return f"rank {world.rank}{size_text} on {world.host}"
 
 
-errors.describe_rank = _describe_rank
+errors.describe_rank = _describe_rank  # `errors` cannot import this module, which imports `errors`
 
 
 def note_script_knows_ranks() -> None:
@@ -92,7 +97,7 @@ def note_script_knows_ranks() -> None:
 
 
 def get_world() -> World:
-    """The world of this process. The first call starts MPI if a launcher started several tasks.
+    """The world of this process. The first call, in `attach`, starts MPI if a launcher started several tasks.
 
     Raises `SetupError` if the launcher started several tasks and MPI sees only one.
     """
@@ -105,12 +110,12 @@ def get_world() -> World:
 
 def is_active() -> bool:
     """Whether this process works as a rank, even if it is the only one."""
-    return get_world().is_several
+    return get_world().is_active
 
 
 def keeps_state() -> bool:
     """Whether the state of this run is saved. A single rank then works like one of several."""
-    # The variable first: without a launcher the settings may be invalid, and reading them would end the script.
+    # The variable first: a script without a launcher runs also with invalid settings, which must not be read then.
     return settings.PREFIX + "STATE" in os.environ and bool(settings.get_settings().state)
 
 
@@ -121,7 +126,7 @@ def get_communicator(name: str) -> Any:
 
 def has_threads() -> bool:
     """Whether several threads of this process may call MPI at once."""
-    if get_world().is_phantom:
+    if get_world().is_phantom:  # no thread calls MPI at all
         return True
     from mpi4py import MPI
 
@@ -129,14 +134,15 @@ def has_threads() -> bool:
 
 
 def _start_world() -> World:
-    # Without a launcher, invalid settings must not end the script. So they are read here only if a variable is set that
-    # makes a world: MATEX_PLAN (a phantom), or MATEX_MICROBATCH (one rank that computes a batch in parts).
+    # Without a launcher, settings are read only if one of them makes a world: MATEX_PLAN or MATEX_MICROBATCH. Otherwise
+    # invalid settings would end a script that does not need them.
     if settings.PREFIX + "PLAN" in os.environ:
         phantom = settings.get_settings().plan
         if phantom and phantom.ranks:
             return phantom_rank.make_phantom_world(World, phantom)
     task = task_environment.find_task(os.environ)
-    if task is not None and (task.size != 1 or keeps_state()) and not settings.get_settings().disable:
+    may_have_others = task is not None and task.size != 1  # a size of 0 is an unknown size
+    if task is not None and (may_have_others or keeps_state()) and not settings.get_settings().disable:
         _set_open_mpi_defaults()
         activity = "has waited for MPI to start and the others to come"
         with time_limit.limit_wait(task.rank, task.size, activity, UNREACHABLE):
@@ -190,7 +196,7 @@ def _set_open_mpi_defaults() -> None:
     local_size = os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "")
     if local_size.isascii() and local_size.isdigit() and int(local_size) >= (os.cpu_count() or 1):
         os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
-    prefix = os.path.dirname(os.environ.get("OMPI_LIBDIR_LOC", ""))
+    prefix = os.path.dirname(os.environ.get("OMPI_LIBDIR_LOC", ""))  # "" with another MPI
     is_one_host = bool(local_size) and local_size == os.environ.get("OMPI_COMM_WORLD_SIZE", "")
     if prefix and is_one_host:
         lines = mpirun_options.read_parameter_files(prefix)
@@ -222,7 +228,7 @@ def _make_world(MPI: Any, communicator: Any, life: Any) -> World:
         rank=rank, size=communicator.Get_size(), local_rank=node_communicator.Get_rank(),
         local_size=node_communicator.Get_size(), host=host, hosts=communicator.allgather(host),
         nodes=communicator.allgather(node_number),
-        servers=settings.count_only_serving(current_settings.strategy), life=life, is_several=True,
+        servers=settings.count_only_serving(current_settings.strategy), life=life, is_active=True,
     )  # fmt: skip
     node_communicator.Free()
     for name in _COMMUNICATORS:
@@ -251,10 +257,9 @@ def revoke_communicators() -> None:
 
 
 def agree_on_success(is_done: bool, condition: bool) -> tuple[bool, bool]:
-    """Two answers: whether every rank is done and none was lost, and whether `condition` is true on every rank.
-    Collective.
+    """Whether every rank is done and none was lost, and whether `condition` is true on every rank. Collective.
 
-    Every rank gets the same answer, even if a rank is lost meanwhile.
+    Every rank gets the same two answers, even if a rank is lost meanwhile.
     """
     from mpi4py import MPI
 
@@ -290,17 +295,15 @@ def shrink_world() -> list[int]:
     communicator = me.life
     while True:  # until all survivors have made the new world, and no further rank was lost meanwhile
         communicator = communicator.Shrink()
-        communicator.Set_errhandler(MPI.ERRORS_RETURN)
+        communicator.Set_errhandler(MPI.ERRORS_RETURN)  # errors raise exceptions, and do not end the process
         new_world = None
         try:
             new_world = _make_world(MPI, communicator, communicator)
         except MPI.Exception:
             communicator.Revoke()  # ranks that still wait in `_make_world` get an error
-        try:
+        with contextlib.suppress(MPI.Exception):  # another rank was lost meanwhile
             if communicator.Agree(int(new_world is not None)) == 1:
                 break
-        except MPI.Exception:
-            continue
     previous_ranks = MPI.Group.Translate_ranks(communicator.group, list(range(communicator.size)), me.life.group)
     vars(me).update(vars(new_world), has_lost=True)
     return list(previous_ranks)

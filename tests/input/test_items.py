@@ -64,7 +64,7 @@ class Mixes:
 def test_an_object_that_changes_is_afterwards_as_alone(monkeypatch):
     alone, here = Mixes(), Mixes()
     want = [alone[number] for number in items.FIRST]
-    monkeypatch.setattr(items.world, "get_world", lambda: type("", (), {"rank": 1, "hosts": [], "is_several": False}))
+    monkeypatch.setattr(items.world, "get_world", lambda: type("", (), {"rank": 1, "hosts": [], "is_active": False}))
     found = items.compare_items(here, "it")
     assert found.why and here.last == alone.last
     np.testing.assert_array_equal(found.items, want)

@@ -8,7 +8,7 @@ from matex_tf.observe import profile
 from matex_tf.ops.records import Totals
 
 MS = 10**6
-LINK = (10e-6, 1e-9)  # 10 us and 1 GB/s
+LINK = (10e-6, 1e-9, False)  # 10 us and 1 GB/s
 
 
 def of_rank(compute=6, meet=1, steps=100, place="optimizer.apply: w and 1 more", **changes):

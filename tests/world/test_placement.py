@@ -74,8 +74,8 @@ def test_threads(cpus, sharing, quota, local_size, threads):
 @pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"])
 @pytest.mark.parametrize("mode", ["auto", "spread"])
 def test_threads_that_the_user_set_are_his(name, mode):
-    assert name in placement.find_user_choice({name: "4"}, mode)
-    assert placement.find_user_choice({name: ""}, mode) is None
+    assert placement.is_chosen_by_user({name: "4"}, mode)
+    assert not placement.is_chosen_by_user({name: ""}, mode)
 
 
 def test_binding_that_the_user_set_is_his_unless_told_to_spread():
@@ -85,9 +85,9 @@ def test_binding_that_the_user_set_is_his_unless_told_to_spread():
         {"OMPI_MCA_rmaps_base_mapping_policy": "slot:pe=4"},
         {"KMP_AFFINITY": "compact"},
     ):
-        assert placement.find_user_choice(environment, "auto") is not None, environment
-        assert placement.find_user_choice(environment, "spread") is None, environment
-    assert placement.find_user_choice({"PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}, "auto") is None
+        assert placement.is_chosen_by_user(environment, "auto"), environment
+        assert not placement.is_chosen_by_user(environment, "spread"), environment
+    assert not placement.is_chosen_by_user({"PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}, "auto")
 
 
 @pytest.mark.parametrize(
@@ -99,20 +99,19 @@ def test_binding_that_the_user_set_is_his_unless_told_to_spread():
         ("mpirun -n 2 --bind-to none python train.py", True),
         ("mpirun --map-by ppr:1:numa:pe=4 -n 2 python train.py", True),
         ("mpirun --map-by=slot:pe=2 -n 2 python train.py", True),
+        ("mpirun -map-by=slot:pe=2 -n 2 python train.py", True),
         ("mpirun --map-by :OVERSUBSCRIBE -n 2 python train.py", False),
         ("mpirun --map-by ppr:2:node -n 2 python train.py", False),
         ("mpirun --host a:2,b:2 --mca pml ob1 -n 4 python train.py", False),
     ],
 )
 def test_binding_on_the_command_line_of_mpirun(words, meant):
-    assert (placement.find_launcher_binding("prterun", words.split(), {}) is not None) == meant
+    assert placement.is_bound_by_launcher("prterun", words.split(), {}) == meant
 
 
 @pytest.mark.parametrize("policy, meant", [("", False), ("none", False), ("quiet,mask_cpu:0x3", True), ("cores", True)])
 def test_binding_by_srun(policy, meant):
-    assert (
-        placement.find_launcher_binding("slurmstepd", ["slurmstepd"], {"SLURM_CPU_BIND": policy}) is not None
-    ) == meant
+    assert placement.is_bound_by_launcher("slurmstepd", ["slurmstepd"], {"SLURM_CPU_BIND": policy}) == meant
 
 
 def test_one_core_for_more_than_two_ranks_was_asked_for():
@@ -129,28 +128,31 @@ def test_one_core_for_more_than_two_ranks_was_asked_for():
         (1, None, [None, None, None]),
         (2, None, ["0", "1", "0"]),
         (4, None, ["0", "1", "2"]),
-        (4, "2", [None, None, None]),
+        (4, "2", ["2", "2", "2"]),
         (4, "2,3", ["2", "3", "2"]),
         (4, "GPU-aa,GPU-bb", ["GPU-aa", "GPU-bb", "GPU-aa"]),
-        (4, "", [None, None, None]),
+        (4, "", ["", "", ""]),
     ],
 )
-def test_each_rank_sees_its_own_gpu(count, visible, chosen):
-    assert [placement.choose_gpu(rank, count, visible) for rank in range(3)] == chosen
+def test_each_rank_sees_its_own_gpu(count, visible, chosen, clean_environment):
+    assert [place_gpu(clean_environment, count, visible, rank, 3)[0] for rank in range(3)] == chosen
+
+
+def place_gpu(monkeypatch, count, visible, local_rank, local_size, part=""):
+    """The variables of a rank on a node with `count` GPUs: CUDA_VISIBLE_DEVICES, TF_FORCE_GPU_ALLOW_GROWTH."""
+    variables = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    monkeypatch.setattr(placement, "count_gpus", lambda: count)
+    monkeypatch.setattr(os, "environ", variables)
+    placement.place_gpu(local_rank, local_size, part)
+    return variables.get("CUDA_VISIBLE_DEVICES"), variables.get("TF_FORCE_GPU_ALLOW_GROWTH")
 
 
 def test_ranks_that_share_a_gpu_do_not_take_its_memory_whole(clean_environment):
-    clean_environment.setattr(placement, "count_gpus", lambda: 2)
-    clean_environment.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    clean_environment.delenv("TF_FORCE_GPU_ALLOW_GROWTH", raising=False)
-    clean_environment.setattr(os, "environ", dict(os.environ))
-    assert placement.place_gpu(local_rank=1, local_size=2) == ", GPU 1"
-    assert "TF_FORCE_GPU_ALLOW_GROWTH" not in os.environ
-    del os.environ["CUDA_VISIBLE_DEVICES"]
-    assert placement.place_gpu(local_rank=2, local_size=3) == ", GPU 0"
-    assert os.environ["TF_FORCE_GPU_ALLOW_GROWTH"] == "true"
-    os.environ["CUDA_VISIBLE_DEVICES"] = "3,4,5,6"
-    assert placement.place_gpu(1, 2, part="2/2") == ", GPU 6" and placement.choose_part([1], "2/3") == [1]
+    assert place_gpu(clean_environment, 2, None, 1, 2) == ("1", None)
+    assert place_gpu(clean_environment, 2, None, 2, 3) == ("0", "true")
+    assert place_gpu(clean_environment, 4, "3,4,5,6", 1, 2, part="2/2") == ("6", None)
+    assert place_gpu(clean_environment, 0, None, 0, 2, part="2/2") == (None, None)
+    assert placement.choose_part([1], "2/3") == [1]
 
 
 def test_the_limit_of_a_container_is_read(monkeypatch):
@@ -170,10 +172,10 @@ from matex_tf.world import placement, task_environment
 wait = threading.Event()
 threading.Thread(target=wait.wait, daemon=True).start()
 rank, size = (int(os.environ["OMPI_COMM_WORLD_LOCAL_" + name]) for name in ("RANK", "SIZE"))
-told = placement.apply_placement(rank, size)
+placement.apply_placement(rank, size)
 masks = {tuple(sorted(os.sched_getaffinity(int(thread)))) for thread in os.listdir("/proc/self/task")}
 assert len(masks) == 1, masks
-print(json.dumps([rank, masks.pop(), os.environ.get("TF_NUM_INTRAOP_THREADS"), told]), flush=True)
+print(json.dumps([rank, masks.pop(), os.environ.get("TF_NUM_INTRAOP_THREADS")]), flush=True)
 """
 
 
@@ -200,8 +202,8 @@ CORES = placement.list_cores()
 
 def test_two_pinned_ranks_are_spread_over_the_node():
     told = places()
-    assert sorted(cpu for _, cpus, _, _ in told for cpu in cpus) == (CPUS if len(CORES) > 1 else CPUS * 2)
-    assert [cpus for _, cpus, _, _ in told] == [
+    assert sorted(cpu for _, cpus, _ in told for cpu in cpus) == (CPUS if len(CORES) > 1 else CPUS * 2)
+    assert [cpus for _, cpus, _ in told] == [
         sorted(cpu for core in placement.choose_cores(CORES, rank, 2) for cpu in core) for rank in range(2)
     ]
 
@@ -218,36 +220,36 @@ def test_more_ranks_than_cores_share_them_with_a_thread_each():
         prefix = []
     told = places("--map-by", ":OVERSUBSCRIBE", ranks=ranks, prefix=prefix)
     expected = [CPUS[0]] if prefix else CPUS
-    assert all(cpus == expected and threads == "1" for _, cpus, threads, _ in told)
+    assert all(cpus == expected and threads == "1" for _, cpus, threads in told)
 
 
 def test_ranks_stay_where_the_launcher_was_held():
     told = places(prefix=["taskset", "-c", str(CPUS[-1])])
-    assert [cpus for _, cpus, _, _ in told] == [[CPUS[-1]]] * 2
+    assert [cpus for _, cpus, _ in told] == [[CPUS[-1]]] * 2
 
 
 @pytest.mark.parametrize(
-    "options, env, reason",
+    "options, env",
     [
-        (["--bind-to", "none"], {}, "mpirun has binding options"),
-        (["--bind-to", "core"], {}, "mpirun has binding options"),
-        ([], {"OMP_NUM_THREADS": "3"}, "OMP_NUM_THREADS"),
-        ([], {"MATEX_PLACEMENT": "off"}, "off"),
-        ([], {"PRTE_MCA_hwloc_default_binding_policy": "core"}, "PRTE_MCA_hwloc_default_binding_policy"),
+        (["--bind-to", "none"], {}),
+        (["--bind-to", "core"], {}),
+        ([], {"OMP_NUM_THREADS": "3"}),
+        ([], {"MATEX_PLACEMENT": "off"}),
+        ([], {"PRTE_MCA_hwloc_default_binding_policy": "core"}),
     ],
 )
-def test_what_the_user_settled_is_left(options, env, reason):
+def test_what_the_user_settled_is_left(options, env):
     told = places(*options, env=env)
     before = [CPUS] * 2 if options == ["--bind-to", "none"] else [list(core) for core in CORES[:2]] * 2
-    assert [cpus for _, cpus, _, _ in told] == before[:2]
-    assert all(reason in words and threads is None for _, _, threads, words in told)
+    assert [cpus for _, cpus, _ in told] == before[:2]
+    assert all(threads is None for _, _, threads in told)
 
 
 def test_spread_overrides_binding():
     told = places("--bind-to", "none", env={"MATEX_PLACEMENT": "spread:2/2"})
     mine = [cpu for core in CORES[len(CORES) // 2 :] for cpu in core]
     shared = len(CORES) < 3  # two ranks in the second half of the cores
-    assert sorted(cpu for _, cpus, _, _ in told for cpu in cpus) == sorted(mine * 2 if shared else mine)
+    assert sorted(cpu for _, cpus, _ in told for cpu in cpus) == sorted(mine * 2 if shared else mine)
 
 
 def test_tensorflow_sizes_its_pools_by_the_cores_of_the_rank():

@@ -79,6 +79,9 @@ def test_a_log_has_all_that_was_printed(keeps, tmp_path):
         terminal.forget_text()
         print("since then")
         print("an error", file=sys.stderr, flush=True)
+        lengths = terminal.measure_text()
+        print("of what is tried again")
+        terminal.forget_after(lengths)
         if keeps:
             terminal.print_text()
             print("at once")
@@ -86,4 +89,5 @@ def test_a_log_has_all_that_was_printed(keeps, tmp_path):
     printed = "since then\nan error\n" if keeps else ""
     found = read_printed(work)
     assert sorted(found[0].splitlines()) == sorted(printed.splitlines() + ["at once"] * keeps)
-    assert sorted((tmp_path / "log").read_text().splitlines()) == ["agreed", "an error", "since then"]
+    logged = ["agreed", "an error", "of what is tried again", "since then"]
+    assert sorted((tmp_path / "log").read_text().splitlines()) == logged

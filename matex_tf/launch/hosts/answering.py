@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Sequence
 
 from matex_tf.world import child_process, mpirun_options
-from matex_tf.world.hosts.host_lists import Host, group_options, is_here
+from matex_tf.world.hosts.host_lists import Host, is_here
 
 SECONDS = 30.0  # seconds for all hosts to answer; mpirun alone would wait for the network's timeouts
 _REACH_OPTIONS = "launcher launcher-exec launch-agent bootstrap bootstrap-exec prefix allow-run-as-root".split()
@@ -23,7 +23,7 @@ def make_reach_command(mpirun: str, options: Sequence[str], host: Host) -> list[
     """The command that succeeds if `host` can be reached in the way that mpirun's `options` choose."""
     # Only the options that may say how mpirun starts a process on another host.
     reach_options: list[str] = []
-    for group in group_options(options):
+    for group in mpirun_options.group_options(options):
         name = mpirun_options.parse_option_name(group[0])
         if name.endswith("mca") or name in _REACH_OPTIONS:
             reach_options += group

@@ -59,7 +59,7 @@ def format_page(*runs: Run, predictions: Sequence[str] = ()) -> str:
     """The page of `runs`, side by side. `predictions` are the planner's texts for the first of them."""
     names = _name_runs(runs)
     predictions_of_runs = [*predictions, *[""] * (len(runs) - len(predictions))]
-    all_recorded = [_read_run(*run) for run in zip(runs, range(len(runs)), names, predictions_of_runs)]
+    all_recorded = list(map(_read_run, runs, range(len(runs)), names, predictions_of_runs))
     figures = Figures()
     clocks = [_make_clocks(recorded) for recorded in all_recorded]
     axes = ["time", *(axis for axis in ("step", "epoch") if any(axis in clock for clock in clocks))]

@@ -33,30 +33,6 @@ class Host:
     slots: int
 
 
-def group_options(options: Sequence[str]) -> list[list[str]]:
-    """Group the words of mpirun's command line: each option with its arguments."""
-    groups: list[list[str]] = []
-    index = 0
-    while index < len(options):
-        option = options[index]
-        # The number of its arguments: 0 for NAME=VALUE, otherwise from the table of known options, `ARITY`.
-        argument_count = 0 if "=" in option else mpirun_options.ARITY.get(mpirun_options.parse_option_name(option))
-        if argument_count is None:  # an unknown option: its arguments end at the next option
-            argument_count = 0
-            while index + argument_count + 1 < len(options) and not options[index + argument_count + 1].startswith("-"):
-                argument_count += 1
-        groups.append(list(options[index : index + argument_count + 1]))
-        index += argument_count + 1
-    return groups
-
-
-def _read_value(group: Sequence[str]) -> str:
-    """The first argument of an option."""
-    if "=" in group[0]:
-        return group[0].partition("=")[2]
-    return group[1] if len(group) > 1 else ""
-
-
 def list_hosts(options: Sequence[str], environment: Mapping[str, str], folder: str = "") -> list[Host]:
     """The hosts of `options` or of Slurm's allocation, in their order; empty if the launcher chooses them.
 
@@ -64,15 +40,15 @@ def list_hosts(options: Sequence[str], environment: Mapping[str, str], folder: s
         environment: the variables with Slurm's allocation.
         folder: the folder of relative paths of host files; "": the current folder.
     """
-    slots_of: dict[str, int] = {}  # by host
-    for group in group_options(options):
+    slots_of: dict[str, int] = {}  # by host; slots of a host that is listed twice are added
+    for group in mpirun_options.group_options(options):
         name = mpirun_options.parse_option_name(group[0])
         if name in _HOST_OPTIONS:
-            for entry in _read_value(group).split(","):
+            for entry in mpirun_options.read_value(group).split(","):
                 host, colon, slots_text = entry.partition(":")
                 slots_of[host] = slots_of.get(host, 0) + (int(slots_text) if colon and slots_text.isdigit() else 1)
         elif name in _FILE_OPTIONS:
-            for host, slots in _read_host_file(os.path.join(folder, _read_value(group))):
+            for host, slots in _read_host_file(os.path.join(folder, mpirun_options.read_value(group))):
                 slots_of[host] = slots_of.get(host, 0) + slots
     if not slots_of and environment.get("SLURM_JOB_NODELIST"):
         names = _list_slurm_names(environment["SLURM_JOB_NODELIST"])
@@ -182,7 +158,7 @@ def drop_options(options: Sequence[str], names: Sequence[str]) -> list[str]:
     """The `options` of mpirun without the options `names`."""
     return [
         word
-        for group in group_options(options)
+        for group in mpirun_options.group_options(options)
         if mpirun_options.parse_option_name(group[0]) not in names
         for word in group
     ]
