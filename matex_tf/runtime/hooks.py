@@ -277,8 +277,8 @@ def list_parameters(function: Any) -> tuple[list[str], bool]:
     unwrapped = inspect.unwrap(function, stop=lambda one: hasattr(one, "__signature__"))
     if isinstance(unwrapped, types.FunctionType) and not hasattr(unwrapped, "__signature__"):
         code = unwrapped.__code__
-        names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-        return list(names), bool(code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS))
+        names = list(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
+        return names, bool(code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS))
     parameters = inspect.signature(function).parameters.values()
     names = [parameter.name for parameter in parameters if parameter.kind not in _VARIADIC]
     return names, len(names) < len(parameters)
