@@ -93,7 +93,8 @@ class Body:
         ]
         labels.label_waves(self.program, other_exchanges)
         has_labels = [any(exchange.label is not None for exchange in wave) for wave in other_exchanges]
-        # Build level by level. A constant is created where it is used: a large one is not twice in the copy.
+        # Build level by level. Constants are left out here: kept ops and created ops each get a constant at their first
+        # use of it, so a large constant is not twice in the copy if only one of both kinds uses it.
         published_ids = self._list_published()
         nodes = (node for node in self.program.nodes if id(node) not in published_ids and not paths.is_constant(node))
         nodes_of_levels = {level: list(group) for level, group in itertools.groupby(nodes, lambda node: node.level)}
@@ -131,7 +132,7 @@ class Body:
         inputs = [self._convert(value, need) for value, need in zip(node.inputs, node.decision.needs)]
         operations_before = self._wait_for(self._list_controls(node))
         # All ranks must run collectives in the same order, so an op with collectives waits for the last one. In a
-        # session, where ops have no other order, any branch or loop waits.
+        # session, where ops have no other order, any branch or loop waits. Such an op returns at least one tensor.
         has_collectives = node.decision.communicates or any(body.has_collectives for body in node.bodies)
         is_in_sequence = has_collectives or (bool(node.bodies) and not self.copy.is_ordered)
         if is_in_sequence:
@@ -226,7 +227,10 @@ class Body:
         return self.brought[key]
 
     def _exchange(self, wave: Sequence[waves.Exchange], is_last: bool) -> None:
-        """Run the exchanges of one wave, after the wave before it. is_last: no later wave has labelled values."""
+        """Run the exchanges of one wave, after the wave before it.
+
+        is_last: of the waves with gradients, which have labels, it is the last, so it ends the update of the weights.
+        """
         if not wave:
             return
         exchanger = self.copy.exchanger

@@ -41,7 +41,10 @@ class Feed(Protocol):
 
 
 class FeedRefusedError(Exception):
-    """An op cannot use a rank's rows of a feed. feed: the feed. why: the reason, as text."""
+    """An op cannot use a rank's rows of a feed; `steps.plan` reads the step again without the feed.
+
+    why: the reason, as text.
+    """
 
     def __init__(self, feed: Any, why: str):
         super().__init__(why)

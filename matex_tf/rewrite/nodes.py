@@ -146,9 +146,9 @@ _UNDECIDED = Decision((), ())
 
 class Expansion(NamedTuple):
     """The answer of a rule that replaces an op: `function` computes the outputs from `arguments` and the op's inputs.
-    Traces are kept by `function`, so it is a function of a module, without a closure.
 
-    Two expansions with equal `arguments` (hashable) create the same ops for inputs of the same shapes and dtypes.
+    `propagate` traces `function`, and decides on each op of the trace by the rule of this op. A cache has one trace for
+    all inputs of the same shapes and dtypes, so `function` is a function of a module, and `arguments` are hashable.
     """
 
     function: Callable[..., Any]

@@ -173,7 +173,7 @@ class Reader:
         )
         if last_reading is not None and is_unchanged and not _has_old_inputs(last_reading.nodes, values):
             reading = last_reading
-            for node in filter(is_batch, last_reading.nodes):
+            for node in filter(is_batch, last_reading.nodes):  # as `_decide_on_source` has set for this op
                 self._have_batch[-1], self.batch_rows = True, count_rows(node.outputs)
         else:
             nodes: list[Node] = []
@@ -228,7 +228,7 @@ class Reader:
         if not decision.shapes and any(value.has_more_shape for value in inputs):
             node.set_shapes(find_shapes(node))
         for value in node.outputs:
-            if value.counts is not None:
+            if value.counts is not None:  # the copy computes the numbers from the slice, without this op
                 value.node = None
         # The last reading may have been of another op with this key, if a rule replaced the op by other ops than now.
         last_node = next((candidate for candidate in last_nodes if candidate.key == key and candidate.op is op), None)
@@ -262,7 +262,10 @@ class Reader:
         return node.outputs[0]
 
     def reads_functions(self, op: Any, inputs: Iterable[Value]) -> bool:
-        """Whether the functions that `op` calls must be read: an input is not whole, or they may take the batch."""
+        """Whether the functions that `op` calls must be read: an input is not whole, or they may take the batch.
+
+        Otherwise the copy calls the functions as they are.
+        """
         if _has_parts(inputs) or any(value.placement.feed or value.placement.is_piece_handle for value in inputs):
             return True
         return self.takes_batches and not self._have_batch[-1] and has_op(op, SOURCES)

@@ -134,7 +134,8 @@ def _choose_waves(
     """The function `choose_wave` of `schedule`. sums: in their latest waves, each with its first possible wave.
 
     A wave that is both the first and the latest possible of some sum has sums anyway. Any other sum that is not early
-    joins the last such wave in which it can travel.
+    joins the last such wave in which it can travel. Of the waves of early sums only the last is such a wave. In the
+    others, early sums have a message of their own (`steps.exchanger`), so another sum would cause a further message.
     """
     early_waves = _group_early(
         [

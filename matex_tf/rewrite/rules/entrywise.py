@@ -89,6 +89,7 @@ def cast(node: Node) -> Decision:
         and target_dtype.size >= source_dtype.size
     )
     keeps_sum = placement.is_partial and (wraps or widens)
+    # Sizes, and indices of rows, stay such numbers in a dtype that is wide enough for any of them.
     counts_rows = placement.kind == SIZES or placement.index_rows is not None
     keeps_numbers = counts_rows and target_dtype.is_integer and target_dtype.size >= 4
     if keeps_sum or keeps_numbers or placement.is_zero:
