@@ -122,8 +122,8 @@ class SharedFeed:
             )
         # Refuse an op that reads elements itself, or makes a dataset or an optional (a variant) of them.
         if takes_rows(node) or any(value.dtype.name == "variant" for value in node.outputs):
-            reason = f"{node.type} '{node.op.name}' takes the elements of the dataset itself"
-            raise FeedRefusedError(self.origin, reason)
+            reason = "takes the elements of the dataset itself"
+            raise FeedRefusedError(self.origin, f"{node.type} '{node.op.name}' {reason}")
         # Any other op uses the handle itself, and needs no change.
         return Decision([WHOLE] * len(node.inputs), [placement] * len(node.outputs))
 
@@ -135,10 +135,8 @@ class SharedFeed:
         ranges = [value for value in node.inputs if value.placement.feed is None]
         types = list(map(_find_type_of_range, ranges))
         if None in types:
-            reason = (
-                f"{node.type} '{node.op.name}' takes another dataset, too, in which ranks may find different elements"
-            )
-            raise FeedRefusedError(self.origin, reason)
+            reason = "takes another dataset, too, in which ranks may find different elements"
+            raise FeedRefusedError(self.origin, f"{node.type} '{node.op.name}' {reason}")
         # Tensors `start` to `end` of an element are of this feed. `start` is also the index of this feed's dataset,
         # because each dataset of numbers before it gives one tensor.
         start = next(index for index, value in enumerate(node.inputs) if value.placement.feed is not None)

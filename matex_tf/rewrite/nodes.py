@@ -76,19 +76,17 @@ class Value:
     def set_shape(self, shape: list[int | None]) -> None:
         """Add fixed sizes that the script's graph does not show. A shape of another rank is ignored."""
         known_shape = self.whole_shape
-        joined_shape = (
-            shape
-            if known_shape is None
-            else [new_size if old_size is None else old_size for old_size, new_size in zip(known_shape, shape)]
-        )
-        has_same_rank = known_shape is None or len(known_shape) == len(shape)
-        if joined_shape != known_shape and has_same_rank:
-            self._shape, self.has_more_shape = joined_shape, True
+        if known_shape is not None:
+            if len(known_shape) != len(shape):
+                return
+            shape = [new_size if old_size is None else old_size for old_size, new_size in zip(known_shape, shape)]
+        if shape != known_shape:
+            self._shape, self.has_more_shape = shape, True
 
     def estimate_bytes(self, rows: int) -> int:
         """Bytes of the script's tensor for a batch of `rows` rows; unknown sizes count as `USUAL_SIZE`."""
         byte_count = int(self.dtype.size)
-        for axis, size in enumerate(self.shape or [None]):
+        for axis, size in enumerate([None] if self.shape is None else self.shape):
             if size is not None:
                 byte_count *= size
             elif self.placement.is_sharded and axis == self.placement.axis:

@@ -166,23 +166,19 @@ class Reader:
         """
         inputs = [values[tensor_id] for tensor_id in record.inputs]
         last_reading = self._readings.pop(key, None)  # put back at the end: a reading that fails must not be used again
-        is_unchanged = last_reading is not None and (last_reading.op, last_reading.inputs, last_reading.controls) == (
-            record.op,
-            inputs,
-            controls,
-        )
-        if last_reading is not None and is_unchanged and not _has_old_inputs(last_reading.nodes, values):
-            reading = last_reading
+        if (
+            last_reading is not None
+            and last_reading[:3] == (record.op, inputs, controls)  # what the op depends on
+            and not _has_old_inputs(last_reading.nodes, values)
+        ):
             for node in filter(is_batch, last_reading.nodes):  # as `_decide_on_source` has set for this op
                 self._have_batch[-1], self.batch_rows = True, count_rows(node.outputs)
-        else:
-            nodes: list[Node] = []
-            outputs, ends = self._read_op(
-                nodes, record, list(inputs), key, controls, last_reading.nodes if last_reading else ()
-            )
-            reading = _OpReading(record.op, inputs, controls, nodes, outputs, ends)
-        self._readings[key] = reading
-        return reading
+            self._readings[key] = last_reading
+            return last_reading
+        nodes, last_nodes = list[Node](), last_reading.nodes if last_reading else ()
+        outputs, ends = self._read_op(nodes, record, list(inputs), key, controls, last_nodes)
+        self._readings[key] = _OpReading(record.op, inputs, controls, nodes, outputs, ends)
+        return self._readings[key]
 
     def _list_effects(self, graph: Any) -> list[Any]:
         """The ops that run although no output needs them."""
