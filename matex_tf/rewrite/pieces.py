@@ -120,9 +120,9 @@ def _reduce(node: Node) -> Decision:
     """A reduction over all entries: each rank reduces its piece, and a collective combines the results (`owned`)."""
     if node.type == "L2Loss":
         return node.decide([None], Placement(PARTIAL, owned=True))
-    rank, entry_count = node.count_axes(0), node.get_placement(0).cuts[-1]
-    require(all(node.read_named_axes(1, rank)) and (node.type != "Mean" or node.inputs[0].dtype.is_floating))
-    new_shape = [1] * rank if node.read_attribute("keep_dims", False) else []
+    axis_count, entry_count = node.count_axes(0), node.get_placement(0).cuts[-1]
+    require(all(node.read_named_axes(1, axis_count)) and (node.type != "Mean" or node.inputs[0].dtype.is_floating))
+    new_shape = [1] * axis_count if node.read_attribute("keep_dims", False) else []
     reduction = "sum" if node.type == "Mean" else node.type.lower()
 
     def emit(_: Any, piece: Any, axes: Any) -> list[Any]:

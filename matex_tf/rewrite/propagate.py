@@ -56,8 +56,9 @@ class Reader:
     takes_batches: an op inside may return the batch (`sources`). If no input of a program has rows, the first such op
         returns the batch that the ranks divide; any further op returns whole tensors.
     rows: the number of rows of the batch in cost estimates; it changes no result.
-    reused: for a part of a session's graph (`subgraphs`): the ops whose outputs the copy takes from the script's graph.
-        Ops of a session may run in any order. None: the graph is the function of a call in eager code.
+    in_session: the graph is a part of a session's graph (`subgraphs`), whose ops may run in any order. Otherwise it is
+        the function of a call in eager code.
+    reused: of a session's graph, the ops whose outputs the copy takes from the script's graph.
     converted: the placements to which partial sums are converted where they arise, by the keys of the sums.
     refused: an op that takes a variable whole which ranks would hold in pieces, by the number of the variable.
     loops: the number of loops around the op that is being read.
@@ -70,7 +71,9 @@ class Reader:
     """
 
     def __init__(self, takes_batches: bool = True, rows: int = USUAL_SIZE, reused: Container[Any] | None = None):
-        self.takes_batches, self.rows, self.reused, self.loops = takes_batches, rows, reused, 0
+        """reused: None if the graph is not of a session."""
+        self.takes_batches, self.rows, self.loops = takes_batches, rows, 0
+        self.in_session, self.reused = reused is not None, reused or ()
         self.batch_rows: int | None = None
         self.converted: dict[tuple[Any, ...], Placement] = {}
         self.refused: dict[int, Any] = {}
@@ -134,14 +137,14 @@ class Reader:
         """
         if id(graph) not in self._ops:
             effects = self._list_effects(graph)
-            self._ops[id(graph)] = graph, effects, list_ops(graph, effects, self.reused is not None)
+            self._ops[id(graph)] = graph, effects, list_ops(graph, effects, has_loops=self.in_session)
         _, effects, records = self._ops[id(graph)]
         labels = get_labels(graph)
         values = {id(tensor): value for tensor, value in zip(graph.inputs, inputs)}
         input_ids = set(values)
         ends: dict[int, list[Node]] = {}  # the nodes that must have run when an op has run, by the op's id
         for record in records:
-            if self.reused is None and record.outputs and record.outputs[0] in input_ids:
+            if not self.in_session and record.outputs and record.outputs[0] in input_ids:
                 continue  # the placeholder of an input
             predecessors = [node for op_id in record.controls for node in ends.get(op_id, ())]
             if record.is_stateful:
@@ -183,7 +186,7 @@ class Reader:
     def _list_effects(self, graph: Any) -> list[Any]:
         """The ops that run although no output needs them."""
         effects = list(graph.control_outputs)
-        if self.reused is not None and graph.building_function:  # a session runs all stateful ops of a function
+        if self.in_session and graph.building_function:  # a session runs all stateful ops of a function
             effects += [op for op in graph.get_operations() if is_stateful(op.type) and op not in effects]
         return effects
 
@@ -197,18 +200,18 @@ class Reader:
         """
         op = record.op
         # Calls of functions are inlined. An op without a definition calls the function that its type names.
-        if find_definition(record.type) is None and op not in (self.reused or ()):
+        if find_definition(record.type) is None and op not in self.reused:
             return self._read_into(nodes, find_callee(op, op.type), inputs, key, controls)
         if record.type in compiled.CALLS and not compiled.is_compiled(op) and self.reads_functions(op, inputs):
             return self._read_into(nodes, find_callee(op, op.get_attr("f").name), inputs, key, controls)
         # Aliases are left out, except in a session's graph, where an alias orders ops, or ends a branch.
-        if record.type in ALIASES and self.reused is None:
+        if record.type in ALIASES and not self.in_session:
             return inputs, controls + [value.node for value in inputs if value.node is not None]
         # Any other op becomes a node, or is replaced by the ops of its rule's `Expansion`.
         node = Node(op, key, inputs, controls, self.rows, self.batch_rows, repeats=bool(self.loops))
         node.outputs = [Value(tensor, (*key, index), WHOLE, node) for index, tensor in enumerate(op.outputs)]
         find_constants(node)
-        node.is_reused = self.reused is not None and op in self.reused
+        node.is_reused = op in self.reused
         # An op that is reused takes the script's own tensors, whatever the placements of the inputs are.
         reused_decision = Decision([None] * len(inputs), [WHOLE] * len(node.outputs))
         decision = reused_decision if node.is_reused else self._decide(node)
@@ -216,7 +219,7 @@ class Reader:
             outputs, _ = self._read_into(nodes, trace_expansion(decision, inputs), inputs, key, controls)
             return outputs, [value.node for value in outputs if value.node is not None]
         node.decide_on(decision)
-        if self.reused is None:  # a rank repeats a row for its own rows only, see `spreading`
+        if not self.in_session:  # a rank repeats a row for its own rows only, see `spreading`
             nodes += spread_rows(node, self._decide)
         for value in node.outputs:
             if value.placement.sizes and value.placement.is_replicated:
@@ -287,7 +290,7 @@ class Reader:
             if any(placement.is_piece_handle or placement.is_piece for placement in special_placements):
                 return pieces.place(node)
             # A session cannot run collectives in a compiled function. There each rank calls the function with all rows.
-            if special_placements and self.reused is None and compiled.is_compiled(node.op) and _has_parts(node.inputs):
+            if special_placements and not self.in_session and compiled.is_compiled(node.op) and _has_parts(node.inputs):
                 return compiled.place_call(self, node)
             if node.type in RULES:
                 return RULES[node.type](node)

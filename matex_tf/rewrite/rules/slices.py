@@ -75,11 +75,11 @@ def _take_size(node: Node) -> Decision:
 
 
 def _place_slice(
-    node: Node, placement: Placement, rank: int, length: int | None
+    node: Node, placement: Placement, axis_count: int, length: int | None
 ) -> tuple[Placement, list[Placement | None]]:
     """The placement of the result of a slice, and the placements that its begin, end and stride need.
 
-    placement: the placement of the sliced tensor, which has `rank` axes.
+    placement: the placement of the sliced tensor, which has `axis_count` axes.
     length: the length of the axis with the rows, if it is constant.
     """
     masks = _read_masks(node)
@@ -94,7 +94,7 @@ def _place_slice(
     for index in range(entry_count):
         entry_masks = {name for name, mask in masks.items() if mask >> index & 1}
         if "ellipsis" in entry_masks:  # takes all entries of the axes that it stands for
-            skipped_axes = rank - named_axes
+            skipped_axes = axis_count - named_axes
             if axis <= placement.axis < axis + skipped_axes:
                 result = shard(result_axis + placement.axis - axis, placement.rows)
             result_axis, axis = result_axis + skipped_axes, axis + skipped_axes
