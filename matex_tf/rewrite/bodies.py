@@ -72,8 +72,9 @@ class Body:
         self.program = dataclasses.replace(self.program, nodes=early.put_early(self.program.nodes))
         sums_early = self.copy.exchanger.sums_early
         is_early_sum = early.can_be_early if sums_early else None
+        published_ids = {id(node) for node in self.publications.values()}
         # This also sets the level of each node.
-        exchanges = waves.schedule(self.program, self._list_published(), is_early_sum=is_early_sum)
+        exchanges = waves.schedule(self.program, published_ids, is_early_sum=is_early_sum)
         self.program.nodes.sort(key=lambda node: node.level)
         if sums_early:
             sum_ids = {
@@ -95,7 +96,7 @@ class Body:
         has_labels = [any(exchange.label is not None for exchange in wave) for wave in other_exchanges]
         # Build level by level. Constants are left out here: kept ops and created ops each get a constant at their first
         # use of it, so a large constant is not twice in the copy if only one of both kinds uses it.
-        published_ids = self._list_published()
+        published_ids = {id(node) for node in self.publications.values()}
         nodes = (node for node in self.program.nodes if id(node) not in published_ids and not paths.is_constant(node))
         nodes_of_levels = {level: list(group) for level, group in itertools.groupby(nodes, lambda node: node.level)}
         for level in range(len(exchanges) + 1):
@@ -118,10 +119,6 @@ class Body:
         self.after = self._wait_for([node for node in self.program.effects if node not in self.kept])
         self.after += self.kept.finish(kept_effects)
         return outputs
-
-    def _list_published(self) -> set[int]:
-        """The ids of the nodes that a publication replaces."""
-        return {id(node) for node in self.publications.values()}
 
     def _build_node(self, node: Node) -> None:
         """Create the op of a node, or what its decision emits in place of it."""
@@ -253,10 +250,8 @@ class Body:
             self.last = [needed_results[-1].op] if self.copy.is_ordered else [tf.group(*results)]
         remaining_results = iter(results)
         for exchange, prepared_exchange in zip(wave, prepared_exchanges):
-            tensor = prepared_exchange.finish(
-                list(itertools.islice(remaining_results, len(prepared_exchange.requests)))
-            )
-            self.brought[id(exchange.value), exchange.find_piece() or WHOLE] = tensor
+            own_results = list(itertools.islice(remaining_results, len(prepared_exchange.requests)))
+            self.brought[id(exchange.value), exchange.find_piece() or WHOLE] = prepared_exchange.finish(own_results)
 
     def _publish(self, values: Sequence[Value]) -> None:
         """Assign pieces to variables, and publish the new values to all ranks."""

@@ -116,10 +116,8 @@ class SharedFeed:
         if node.type == "ZipDataset" and sum(value.placement.feed is not None for value in node.inputs) == 1:
             if node.op not in self._zipped:
                 self._zipped[node.op] = Placement(REPLICATED, feed=self._zip_with_numbers(node))
-            zipped_placement = self._zipped[node.op]
-            return node.decide(
-                [], zipped_placement, emit=lambda copy, *inputs: zipped_placement.feed._create(node, inputs)
-            )
+            zipped = self._zipped[node.op]
+            return node.decide([], zipped, emit=lambda copy, *inputs: zipped.feed._create(node, inputs))
         # Refuse an op that reads elements itself, or makes a dataset or an optional (a variant) of them.
         if takes_rows(node) or any(value.dtype.name == "variant" for value in node.outputs):
             reason = "takes the elements of the dataset itself"

@@ -135,15 +135,13 @@ def slice_backward(node: Node) -> Decision:
     gradient, length = node.require_rows(4), node.read_length(4)
     sizes = node.read_sizes(0)
     counted_placement = find_rows(sizes)
-    if counted_placement:  # a number of the shape counts rows
-        candidates = [counted_placement]
+    if counted_placement:  # a number of the shape counts rows: the length of the axis is not constant
+        candidates, length = [counted_placement], None
     else:  # a constant shape: the slice takes all rows, so the axis is as long as the gradient's axis of rows
         axes = [axis for axis, size in enumerate(sizes) if length is not None and size.value == length]
         candidates = [shard(axis, gradient.rows) for axis in axes]
     for source_placement in candidates:
-        result_placement, needs = _place_slice(
-            node, source_placement, len(sizes), None if counted_placement else length
-        )
+        result_placement, needs = _place_slice(node, source_placement, len(sizes), length)
         if result_placement.has_layout(gradient):
             # A rank pads to its own number of rows.
             need = find_need(node, 0, replace_size(sizes, source_placement.axis, source_placement.rows))
