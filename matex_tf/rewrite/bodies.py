@@ -72,8 +72,9 @@ class Body:
         self.program = dataclasses.replace(self.program, nodes=early.put_early(self.program.nodes))
         sums_early = self.copy.exchanger.sums_early
         is_early_sum = early.can_be_early if sums_early else None
+        published_ids = {id(node) for node in self.publications.values()}
         # This also sets the level of each node.
-        exchanges = waves.schedule(self.program, self._list_published(), is_early_sum=is_early_sum)
+        exchanges = waves.schedule(self.program, published_ids, is_early_sum=is_early_sum)
         self.program.nodes.sort(key=lambda node: node.level)
         if sums_early:
             sum_ids = {
@@ -93,8 +94,9 @@ class Body:
         ]
         labels.label_waves(self.program, other_exchanges)
         has_labels = [any(exchange.label is not None for exchange in wave) for wave in other_exchanges]
-        # Build level by level. A constant is created where it is used: a large one is not twice in the copy.
-        published_ids = self._list_published()
+        # Build level by level. Constants are left out here: kept ops and created ops each get a constant at their first
+        # use of it, so a large constant is not twice in the copy if only one of both kinds uses it.
+        published_ids = {id(node) for node in self.publications.values()}
         nodes = (node for node in self.program.nodes if id(node) not in published_ids and not paths.is_constant(node))
         nodes_of_levels = {level: list(group) for level, group in itertools.groupby(nodes, lambda node: node.level)}
         for level in range(len(exchanges) + 1):
@@ -118,10 +120,6 @@ class Body:
         self.after += self.kept.finish(kept_effects)
         return outputs
 
-    def _list_published(self) -> set[int]:
-        """The ids of the nodes that a publication replaces."""
-        return {id(node) for node in self.publications.values()}
-
     def _build_node(self, node: Node) -> None:
         """Create the op of a node, or what its decision emits in place of it."""
         if node.is_reused:  # the copy is in the script's own graph, and takes the script's op
@@ -131,7 +129,7 @@ class Body:
         inputs = [self._convert(value, need) for value, need in zip(node.inputs, node.decision.needs)]
         operations_before = self._wait_for(self._list_controls(node))
         # All ranks must run collectives in the same order, so an op with collectives waits for the last one. In a
-        # session, where ops have no other order, any branch or loop waits.
+        # session, where ops have no other order, any branch or loop waits. Such an op returns at least one tensor.
         has_collectives = node.decision.communicates or any(body.has_collectives for body in node.bodies)
         is_in_sequence = has_collectives or (bool(node.bodies) and not self.copy.is_ordered)
         if is_in_sequence:
@@ -226,7 +224,10 @@ class Body:
         return self.brought[key]
 
     def _exchange(self, wave: Sequence[waves.Exchange], is_last: bool) -> None:
-        """Run the exchanges of one wave, after the wave before it. is_last: no later wave has labelled values."""
+        """Run the exchanges of one wave, after the wave before it.
+
+        is_last: of the waves with gradients, which have labels, it is the last, so it ends the update of the weights.
+        """
         if not wave:
             return
         exchanger = self.copy.exchanger
@@ -249,10 +250,8 @@ class Body:
             self.last = [needed_results[-1].op] if self.copy.is_ordered else [tf.group(*results)]
         remaining_results = iter(results)
         for exchange, prepared_exchange in zip(wave, prepared_exchanges):
-            tensor = prepared_exchange.finish(
-                list(itertools.islice(remaining_results, len(prepared_exchange.requests)))
-            )
-            self.brought[id(exchange.value), exchange.find_piece() or WHOLE] = tensor
+            own_results = list(itertools.islice(remaining_results, len(prepared_exchange.requests)))
+            self.brought[id(exchange.value), exchange.find_piece() or WHOLE] = prepared_exchange.finish(own_results)
 
     def _publish(self, values: Sequence[Value]) -> None:
         """Assign pieces to variables, and publish the new values to all ranks."""

@@ -36,7 +36,9 @@ def needs_exchange(placement: Placement, need: Placement | None) -> bool:
         return not placement.has_layout(need)
     if placement.kind == SIZES:  # a rank does not know how many rows a mask has selected on other ranks
         return any(size.rows is not None and size.rows.chosen is not None for size in placement.sizes)
-    if placement.kind == LIST:  # items with another placement than the need's are made whole
+    # Items with another placement than the need's are made whole. For sizes this takes no collective, but `gathering`
+    # does this, too.
+    if placement.kind == LIST:
         item, needed_item = placement.item or WHOLE, need.item if need.kind == LIST else None
         return item != needed_item and (item.kind == SIZES or needs_exchange(item, WHOLE))
     return False

@@ -34,7 +34,7 @@ class Copy:
     make_own_slice: `make_own_slice(components, has_batch)` returns the `OwnRows` of a batch of which each rank has read
         rows of its own. has_batch: whether this rank has read any; False when its data have ended.
     transform: `transform(program)` returns the program that is built in place of `program`; None: `program` itself is
-        built.
+        built. `microbatches` sets it.
     """
 
     is_ordered = True
@@ -99,6 +99,7 @@ class Copy:
 
         if ordered_sums.is_unordered(node):  # TensorFlow may add the terms in another order on each rank
             return [ordered_sums.add_in_order(inputs)]
+        # Private attributes describe the script's graph, such as its shapes, and ops beside which an op runs.
         attributes = {
             name: value
             for name, value in node.definition.attr.items()

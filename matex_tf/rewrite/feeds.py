@@ -41,7 +41,10 @@ class Feed(Protocol):
 
 
 class FeedRefusedError(Exception):
-    """An op cannot use a rank's rows of a feed. feed: the feed. why: the reason, as text."""
+    """An op cannot use a rank's rows of a feed; `steps.plan` reads the step again without the feed.
+
+    why: the reason, as text.
+    """
 
     def __init__(self, feed: Any, why: str):
         super().__init__(why)
@@ -113,14 +116,12 @@ class SharedFeed:
         if node.type == "ZipDataset" and sum(value.placement.feed is not None for value in node.inputs) == 1:
             if node.op not in self._zipped:
                 self._zipped[node.op] = Placement(REPLICATED, feed=self._zip_with_numbers(node))
-            zipped_placement = self._zipped[node.op]
-            return node.decide(
-                [], zipped_placement, emit=lambda copy, *inputs: zipped_placement.feed._create(node, inputs)
-            )
+            zipped = self._zipped[node.op]
+            return node.decide([], zipped, emit=lambda copy, *inputs: zipped.feed._create(node, inputs))
         # Refuse an op that reads elements itself, or makes a dataset or an optional (a variant) of them.
         if takes_rows(node) or any(value.dtype.name == "variant" for value in node.outputs):
-            reason = f"{node.type} '{node.op.name}' takes the elements of the dataset itself"
-            raise FeedRefusedError(self.origin, reason)
+            reason = "takes the elements of the dataset itself"
+            raise FeedRefusedError(self.origin, f"{node.type} '{node.op.name}' {reason}")
         # Any other op uses the handle itself, and needs no change.
         return Decision([WHOLE] * len(node.inputs), [placement] * len(node.outputs))
 
@@ -132,10 +133,8 @@ class SharedFeed:
         ranges = [value for value in node.inputs if value.placement.feed is None]
         types = list(map(_find_type_of_range, ranges))
         if None in types:
-            reason = (
-                f"{node.type} '{node.op.name}' takes another dataset, too, in which ranks may find different elements"
-            )
-            raise FeedRefusedError(self.origin, reason)
+            reason = "takes another dataset, too, in which ranks may find different elements"
+            raise FeedRefusedError(self.origin, f"{node.type} '{node.op.name}' {reason}")
         # Tensors `start` to `end` of an element are of this feed. `start` is also the index of this feed's dataset,
         # because each dataset of numbers before it gives one tensor.
         start = next(index for index, value in enumerate(node.inputs) if value.placement.feed is not None)

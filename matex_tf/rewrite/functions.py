@@ -24,14 +24,13 @@ def _trace(expansion: Expansion, specs: tuple[Any, ...]) -> Any:
     def expand(*inputs: Any) -> Any:
         return expansion.function(*expansion.arguments, *inputs)
 
-    with tf.init_scope():
+    with tf.init_scope():  # outside of the graph that is being built: other graphs use the trace, too
         return func_graph.func_graph_from_py_func("expanded", expand, specs, {}, add_control_dependencies=False)
 
 
 class OpRecord:
     """The facts about an op that each reading of its graph needs. TensorFlow would compute them at each access.
 
-    id: the id of the op.
     makers: the ops that run before it: the makers of its inputs, and its control inputs.
     inputs, outputs, controls: the ids of its tensors and control inputs.
     """
@@ -39,7 +38,7 @@ class OpRecord:
     __slots__ = ("controls", "id", "inputs", "is_stateful", "makers", "name", "op", "outputs", "type")
 
     def __init__(self, op: Any, inputs: Sequence[Any], input_ids: Container[int]):
-        """input_ids: the ids of the inputs of the graph."""
+        """input_ids: the ids of the inputs of the graph, which no op of the graph makes."""
         controls = op.control_inputs
         self.op, self.id, self.name, self.type = op, id(op), op.name, op.type
         self.makers = [tensor.op for tensor in inputs if id(tensor) not in input_ids] + controls
@@ -71,13 +70,16 @@ def read_only_types() -> frozenset[str]:
 def find_callee(op: Any, name: str, inputs: Sequence[Any] | None = None) -> Any:
     """The graph of the function `name`, which `op` calls with `inputs` (default: the inputs of the op).
 
-    The graph has the inputs and outputs of the op, in their order.
+    The first input of a branch op is its condition. The functions of the branches are called with the other inputs.
+    The graph has these inputs, and the outputs of the op, in their order. Further outputs may follow.
     """
     from tensorflow.python.eager import context
     from tensorflow.python.framework.function_def_to_graph import function_def_to_graph
 
     tensors = list(op.inputs) if inputs is None else list(inputs)
     function = op.graph._get_function(name)
+    # When TensorFlow makes the gradient of a loop, it appends inputs and outputs to the graph of the body. An op that
+    # calls the body as it was before then has fewer inputs than the graph, and needs the function's definition.
     graph = getattr(function, "graph", None)
     if graph is not None and len(getattr(graph, "inputs", None) or ()) == len(tensors):
         return graph
@@ -94,6 +96,7 @@ def list_ops(graph: Any, effects: Iterable[Any], has_loops: bool = False) -> lis
     The order of creation is kept where it is such an order. It is not always: a gradient adds residuals to the inputs
     of a loop after the loop was created.
 
+    effects: ops that run although no output needs them.
     has_loops: the graph may have loops of tf.compat.v1, whose back edges are left out.
     """
     # Find the ops, backward from the outputs.

@@ -194,6 +194,7 @@ class _Definition:
         for kept, names in zip(groups, names_of_groups):
             call_node = nodes[kept.call]
             self.spliced.node_def.add(name=call_node.name, op="NoOp", input=control_inputs[call_node.name])
+            # The call's inputs are these tensors, and then its control inputs.
             names.update((id(tensor), self._replace(name)) for tensor, name in zip(kept.tensors, call_node.input))
             self._add(kept, names)
         for name, result in original.ret.items():
@@ -224,6 +225,7 @@ class _Definition:
             # A control without a name is an input of the function, or is captured from outside: it has run before.
             inputs += dict.fromkeys(self._replace(f"^{name}") for name in control_names if name is not None)
             new_node.input[:] = inputs
+            # Private attributes describe the script's graph (`emit.Copy.create_op`).
             for name in [name for name in new_node.attr if name[0] == "_" and name != MUST_COMPILE]:
                 del new_node.attr[name]
             for name, value in ordered_sums.list_marks(node).items():

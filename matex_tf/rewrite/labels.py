@@ -39,7 +39,7 @@ def label_waves(program: Program, waves: Sequence[Sequence[Exchange]]) -> None:
 
     A sum belongs to a labelled tensor if it is a linear combination of terms, one of them this tensor, or if the tensor
     is computed from the whole sum and other whole tensors. If the sums of one tensor are in several waves, only the
-    sums of the last of these waves get its label.
+    sums of the last of these waves get its label, because the tensor is not complete before.
     """
     _label_inner_inputs(program)
     users: dict[int, list[Node]] = {}

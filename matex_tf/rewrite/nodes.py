@@ -60,7 +60,7 @@ class Value:
 
     @property
     def whole_shape(self) -> list[int | None] | None:
-        """The fixed sizes of the script's tensor; None if the rank of the tensor is unknown."""
+        """The fixed sizes of the script's tensor; None if the number of axes is unknown."""
         if self._shape is _UNREAD:
             shape = self.tensor.shape
             self._shape = None if shape.rank is None else shape.as_list()
@@ -74,21 +74,19 @@ class Value:
         return [None if axis == placement.axis else size for axis, size in enumerate(known_shape)]
 
     def set_shape(self, shape: list[int | None]) -> None:
-        """Add fixed sizes that the script's graph does not show. A shape of another rank is ignored."""
+        """Add fixed sizes that the script's graph does not show. A shape with another number of axes is ignored."""
         known_shape = self.whole_shape
-        joined_shape = (
-            shape
-            if known_shape is None
-            else [new_size if old_size is None else old_size for old_size, new_size in zip(known_shape, shape)]
-        )
-        has_same_rank = known_shape is None or len(known_shape) == len(shape)
-        if joined_shape != known_shape and has_same_rank:
-            self._shape, self.has_more_shape = joined_shape, True
+        if known_shape is not None:
+            if len(known_shape) != len(shape):
+                return
+            shape = [new_size if old_size is None else old_size for old_size, new_size in zip(known_shape, shape)]
+        if shape != known_shape:
+            self._shape, self.has_more_shape = shape, True
 
     def estimate_bytes(self, rows: int) -> int:
         """Bytes of the script's tensor for a batch of `rows` rows; unknown sizes count as `USUAL_SIZE`."""
         byte_count = int(self.dtype.size)
-        for axis, size in enumerate(self.shape or [None]):
+        for axis, size in enumerate([None] if self.shape is None else self.shape):
             if size is not None:
                 byte_count *= size
             elif self.placement.is_sharded and axis == self.placement.axis:
@@ -146,9 +144,9 @@ _UNDECIDED = Decision((), ())
 
 class Expansion(NamedTuple):
     """The answer of a rule that replaces an op: `function` computes the outputs from `arguments` and the op's inputs.
-    Traces are kept by `function`, so it is a function of a module, without a closure.
 
-    Two expansions with equal `arguments` (hashable) create the same ops for inputs of the same shapes and dtypes.
+    `propagate` traces `function`, and decides on each op of the trace by the rule of this op. A cache has one trace for
+    all inputs of the same shapes and dtypes, so `function` is a function of a module, and `arguments` are hashable.
     """
 
     function: Callable[..., Any]
@@ -286,19 +284,19 @@ class Node:
     def read_constant(self, index: int) -> np.ndarray:
         return require_known(self.inputs[index].constant)
 
-    def read_axes(self, index: int, rank: int) -> list[int]:
+    def read_axes(self, index: int, axis_count: int) -> list[int]:
         """The axes in a constant input, as non-negative numbers."""
-        return [int(axis) % max(rank, 1) for axis in self.read_constant(index).reshape(-1)]
+        return [int(axis) % max(axis_count, 1) for axis in self.read_constant(index).reshape(-1)]
 
-    def read_named_axes(self, index: int, rank: int) -> list[bool | None]:
+    def read_named_axes(self, index: int, axis_count: int) -> list[bool | None]:
         """For each axis: whether the input names it; None if that is unknown."""
         axes = self.get_placement(index).axes
-        if axes is not None and len(axes) <= rank:
+        if axes is not None and len(axes) <= axis_count:
             # The vector may be about the first axes only: of a matrix product, only the outer axes are broadcast. It
             # names no axis after these.
-            return [*axes, *[False] * (rank - len(axes))]
-        named_axes = self.read_axes(index, rank)
-        return [axis in named_axes for axis in range(rank)]
+            return [*axes, *[False] * (axis_count - len(axes))]
+        named_axes = self.read_axes(index, axis_count)
+        return [axis in named_axes for axis in range(axis_count)]
 
     def read_sizes(self, index: int) -> tuple[Size, ...]:
         return require_known(self.inputs[index].sizes)

@@ -65,15 +65,15 @@ def place(node: Node) -> Decision:
     raise NoRuleError
 
 
-def find_shape(value: Value) -> tuple[int, ...] | None:
-    """The shape of the script's tensor; None if it is not fixed."""
+def _find_fixed_shape(value: Value) -> tuple[int, ...] | None:
+    """The shape of the script's tensor; None if it is not fixed, or if ranks have rows of the tensor."""
     shape = value.shape
     return None if shape is None or None in shape else tuple(size for size in shape if size is not None)
 
 
 def count_entries(value: Value) -> int | None:
-    """The number of entries of the script's tensor; None if it is not fixed."""
-    shape = find_shape(value)
+    """The number of entries of the script's tensor; None where `_find_fixed_shape` is None."""
+    shape = _find_fixed_shape(value)
     return None if shape is None else math.prod(shape)
 
 
@@ -84,9 +84,9 @@ def list_matching_inputs(node: Node) -> list[Value]:
     """
     if node.type in _SAME_ORDER:
         return node.inputs[:1]
-    return [
-        value for value in node.inputs if node.type in _ENTRYWISE and find_shape(value) == find_shape(node.outputs[0])
-    ]
+    if node.type not in _ENTRYWISE:
+        return []
+    return [value for value in node.inputs if _find_fixed_shape(value) == _find_fixed_shape(node.outputs[0])]
 
 
 def _find_need(value: Value, cuts: tuple[int, ...]) -> Placement | None:
@@ -101,16 +101,16 @@ def _find_need(value: Value, cuts: tuple[int, ...]) -> Placement | None:
 def _compute_entries(node: Node) -> Decision:
     """An elementwise op on pieces, other tensors of their shape, and scalars."""
     piece = next(value for value in node.inputs if value.placement.is_piece)
-    shape, cuts = find_shape(piece), piece.placement.cuts
-    require(len(node.outputs) == 1 and find_shape(node.outputs[0]) == shape)
-    require(all(find_shape(value) in (shape, ()) for value in node.inputs))
-    needs = [_find_need(value, cuts) if find_shape(value) == shape else WHOLE for value in node.inputs]
+    shape, cuts = _find_fixed_shape(piece), piece.placement.cuts
+    require(len(node.outputs) == 1 and _find_fixed_shape(node.outputs[0]) == shape)
+    require(all(_find_fixed_shape(value) in (shape, ()) for value in node.inputs))
+    needs = [_find_need(value, cuts) if _find_fixed_shape(value) == shape else WHOLE for value in node.inputs]
     return node.decide(needs, make_piece(cuts))
 
 
 def _describe(node: Node) -> Decision:
     """Sizes that follow from the shape of the whole tensor."""
-    shape = require_known(find_shape(node.inputs[0]))
+    shape = require_known(_find_fixed_shape(node.inputs[0]))
     numbers = {"Shape": shape, "Size": math.prod(shape), "Rank": len(shape)}[node.type]
     constant = np.array(numbers, node.outputs[0].dtype.as_numpy_dtype)
     return Decision([None], [WHOLE], lambda *_: [tf.constant(constant)], [constant])
@@ -120,9 +120,9 @@ def _reduce(node: Node) -> Decision:
     """A reduction over all entries: each rank reduces its piece, and a collective combines the results (`owned`)."""
     if node.type == "L2Loss":
         return node.decide([None], Placement(PARTIAL, owned=True))
-    rank, entry_count = node.count_axes(0), node.get_placement(0).cuts[-1]
-    require(all(node.read_named_axes(1, rank)) and (node.type != "Mean" or node.inputs[0].dtype.is_floating))
-    new_shape = [1] * rank if node.read_attribute("keep_dims", False) else []
+    axis_count, entry_count = node.count_axes(0), node.get_placement(0).cuts[-1]
+    require(all(node.read_named_axes(1, axis_count)) and (node.type != "Mean" or node.inputs[0].dtype.is_floating))
+    new_shape = [1] * axis_count if node.read_attribute("keep_dims", False) else []
     reduction = "sum" if node.type == "Mean" else node.type.lower()
 
     def emit(_: Any, piece: Any, axes: Any) -> list[Any]:

@@ -56,8 +56,9 @@ class Reader:
     takes_batches: an op inside may return the batch (`sources`). If no input of a program has rows, the first such op
         returns the batch that the ranks divide; any further op returns whole tensors.
     rows: the number of rows of the batch in cost estimates; it changes no result.
-    reused: for a part of a session's graph (`subgraphs`): the ops whose outputs the copy takes from the script's graph.
-        Ops of a session may run in any order. None: the graph is the function of a call in eager code.
+    in_session: the graph is a part of a session's graph (`subgraphs`), whose ops may run in any order. Otherwise it is
+        the function of a call in eager code.
+    reused: of a session's graph, the ops whose outputs the copy takes from the script's graph.
     converted: the placements to which partial sums are converted where they arise, by the keys of the sums.
     refused: an op that takes a variable whole which ranks would hold in pieces, by the number of the variable.
     loops: the number of loops around the op that is being read.
@@ -70,7 +71,9 @@ class Reader:
     """
 
     def __init__(self, takes_batches: bool = True, rows: int = USUAL_SIZE, reused: Container[Any] | None = None):
-        self.takes_batches, self.rows, self.reused, self.loops = takes_batches, rows, reused, 0
+        """reused: None if the graph is not of a session."""
+        self.takes_batches, self.rows, self.loops = takes_batches, rows, 0
+        self.in_session, self.reused = reused is not None, reused or ()
         self.batch_rows: int | None = None
         self.converted: dict[tuple[Any, ...], Placement] = {}
         self.refused: dict[int, Any] = {}
@@ -134,14 +137,14 @@ class Reader:
         """
         if id(graph) not in self._ops:
             effects = self._list_effects(graph)
-            self._ops[id(graph)] = graph, effects, list_ops(graph, effects, self.reused is not None)
+            self._ops[id(graph)] = graph, effects, list_ops(graph, effects, has_loops=self.in_session)
         _, effects, records = self._ops[id(graph)]
         labels = get_labels(graph)
         values = {id(tensor): value for tensor, value in zip(graph.inputs, inputs)}
         input_ids = set(values)
         ends: dict[int, list[Node]] = {}  # the nodes that must have run when an op has run, by the op's id
         for record in records:
-            if self.reused is None and record.outputs and record.outputs[0] in input_ids:
+            if not self.in_session and record.outputs and record.outputs[0] in input_ids:
                 continue  # the placeholder of an input
             predecessors = [node for op_id in record.controls for node in ends.get(op_id, ())]
             if record.is_stateful:
@@ -166,28 +169,24 @@ class Reader:
         """
         inputs = [values[tensor_id] for tensor_id in record.inputs]
         last_reading = self._readings.pop(key, None)  # put back at the end: a reading that fails must not be used again
-        is_unchanged = last_reading is not None and (last_reading.op, last_reading.inputs, last_reading.controls) == (
-            record.op,
-            inputs,
-            controls,
-        )
-        if last_reading is not None and is_unchanged and not _has_old_inputs(last_reading.nodes, values):
-            reading = last_reading
-            for node in filter(is_batch, last_reading.nodes):
+        if (
+            last_reading is not None
+            and last_reading[:3] == (record.op, inputs, controls)  # what the op depends on
+            and not _has_old_inputs(last_reading.nodes, values)
+        ):
+            for node in filter(is_batch, last_reading.nodes):  # as `_decide_on_source` has set for this op
                 self._have_batch[-1], self.batch_rows = True, count_rows(node.outputs)
-        else:
-            nodes: list[Node] = []
-            outputs, ends = self._read_op(
-                nodes, record, list(inputs), key, controls, last_reading.nodes if last_reading else ()
-            )
-            reading = _OpReading(record.op, inputs, controls, nodes, outputs, ends)
-        self._readings[key] = reading
-        return reading
+            self._readings[key] = last_reading
+            return last_reading
+        nodes, last_nodes = list[Node](), last_reading.nodes if last_reading else ()
+        outputs, ends = self._read_op(nodes, record, list(inputs), key, controls, last_nodes)
+        self._readings[key] = _OpReading(record.op, inputs, controls, nodes, outputs, ends)
+        return self._readings[key]
 
     def _list_effects(self, graph: Any) -> list[Any]:
         """The ops that run although no output needs them."""
         effects = list(graph.control_outputs)
-        if self.reused is not None and graph.building_function:  # a session runs all stateful ops of a function
+        if self.in_session and graph.building_function:  # a session runs all stateful ops of a function
             effects += [op for op in graph.get_operations() if is_stateful(op.type) and op not in effects]
         return effects
 
@@ -201,18 +200,18 @@ class Reader:
         """
         op = record.op
         # Calls of functions are inlined. An op without a definition calls the function that its type names.
-        if find_definition(record.type) is None and op not in (self.reused or ()):
+        if find_definition(record.type) is None and op not in self.reused:
             return self._read_into(nodes, find_callee(op, op.type), inputs, key, controls)
         if record.type in compiled.CALLS and not compiled.is_compiled(op) and self.reads_functions(op, inputs):
             return self._read_into(nodes, find_callee(op, op.get_attr("f").name), inputs, key, controls)
         # Aliases are left out, except in a session's graph, where an alias orders ops, or ends a branch.
-        if record.type in ALIASES and self.reused is None:
+        if record.type in ALIASES and not self.in_session:
             return inputs, controls + [value.node for value in inputs if value.node is not None]
         # Any other op becomes a node, or is replaced by the ops of its rule's `Expansion`.
         node = Node(op, key, inputs, controls, self.rows, self.batch_rows, repeats=bool(self.loops))
         node.outputs = [Value(tensor, (*key, index), WHOLE, node) for index, tensor in enumerate(op.outputs)]
         find_constants(node)
-        node.is_reused = self.reused is not None and op in self.reused
+        node.is_reused = op in self.reused
         # An op that is reused takes the script's own tensors, whatever the placements of the inputs are.
         reused_decision = Decision([None] * len(inputs), [WHOLE] * len(node.outputs))
         decision = reused_decision if node.is_reused else self._decide(node)
@@ -220,7 +219,7 @@ class Reader:
             outputs, _ = self._read_into(nodes, trace_expansion(decision, inputs), inputs, key, controls)
             return outputs, [value.node for value in outputs if value.node is not None]
         node.decide_on(decision)
-        if self.reused is None:  # a rank repeats a row for its own rows only, see `spreading`
+        if not self.in_session:  # a rank repeats a row for its own rows only, see `spreading`
             nodes += spread_rows(node, self._decide)
         for value in node.outputs:
             if value.placement.sizes and value.placement.is_replicated:
@@ -228,7 +227,7 @@ class Reader:
         if not decision.shapes and any(value.has_more_shape for value in inputs):
             node.set_shapes(find_shapes(node))
         for value in node.outputs:
-            if value.counts is not None:
+            if value.counts is not None:  # the copy computes the numbers from the slice, without this op
                 value.node = None
         # The last reading may have been of another op with this key, if a rule replaced the op by other ops than now.
         last_node = next((candidate for candidate in last_nodes if candidate.key == key and candidate.op is op), None)
@@ -262,7 +261,10 @@ class Reader:
         return node.outputs[0]
 
     def reads_functions(self, op: Any, inputs: Iterable[Value]) -> bool:
-        """Whether the functions that `op` calls must be read: an input is not whole, or they may take the batch."""
+        """Whether the functions that `op` calls must be read: an input is not whole, or they may take the batch.
+
+        Otherwise the copy calls the functions as they are.
+        """
         if _has_parts(inputs) or any(value.placement.feed or value.placement.is_piece_handle for value in inputs):
             return True
         return self.takes_batches and not self._have_batch[-1] and has_op(op, SOURCES)
@@ -288,7 +290,7 @@ class Reader:
             if any(placement.is_piece_handle or placement.is_piece for placement in special_placements):
                 return pieces.place(node)
             # A session cannot run collectives in a compiled function. There each rank calls the function with all rows.
-            if special_placements and self.reused is None and compiled.is_compiled(node.op) and _has_parts(node.inputs):
+            if special_placements and not self.in_session and compiled.is_compiled(node.op) and _has_parts(node.inputs):
                 return compiled.place_call(self, node)
             if node.type in RULES:
                 return RULES[node.type](node)

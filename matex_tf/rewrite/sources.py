@@ -122,12 +122,9 @@ def put_first(nodes: list[Node]) -> list[Node]:
 
 def _uses_slice(node: Node) -> bool:
     """Whether the results of a node may depend on the rank's slice."""
-    has_sliced_input = any(need is not None and need.is_sharded for need in node.decision.needs)
-    return (
-        node.decision.emit is not None
-        or has_sliced_input
-        or any(placement.kind == SIZES for placement in node.placements)
-    )
+    is_sliced = any(need is not None and need.is_sharded for need in node.decision.needs)
+    takes_sizes = any(placement.kind == SIZES for placement in node.placements)
+    return is_sliced or takes_sizes or node.decision.emit is not None  # `emit` may use the slice
 
 
 def take_rows(copy: Any, tensors: list[Any], are_rows: list[bool]) -> list[Any]:

@@ -60,19 +60,19 @@ class SessionSubgraph(Subgraph):
 
     def __init__(
         self, needed: Sequence[Any], fed: Sequence[Any], sliced: Sequence[Any], tensors: Iterable[Any],
-        operations: Iterable[Any], roots: Iterable[Any], kept: Iterable[Any] = (),
+        operations: Iterable[Any], roots: Iterable[Any], not_copied: Iterable[Any] = (),
     ):  # fmt: skip
         """Divide the ops `needed` (see `list_needed`) of a run with the fetches `tensors` and `operations`.
 
         roots: ops that are copied with all their dependents, as if they depended on sliced tensors.
-        kept: ops that are reused, although they depend on sliced tensors. The ops before them then run twice: as the
-            script's own ops, and as copies. An op with a state must not run twice, so an op of `kept` that depends on a
-            copied op with a state is copied nevertheless.
+        not_copied: ops that are reused, although they depend on sliced tensors. The ops before them then run twice: as
+            the script's own ops, and as copies. An op with a state must not run twice, so an op of `not_copied` that
+            depends on a copied op with a state is copied nevertheless.
         """
         sliced_names = {tensor.name for tensor in sliced}
         fed_names = {tensor.name for tensor in fed}
         copied = _find_dependents(needed, fed_names, sliced_names, roots)
-        for op in kept:
+        for op in not_copied:
             copied_ancestors = [
                 ancestor for ancestor in _list_ancestors([op], fed_names) if ancestor in copied and ancestor is not op
             ]

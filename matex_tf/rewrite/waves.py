@@ -33,6 +33,7 @@ _MAX_EARLY_WAVES = 16
 class Exchange:
     """A collective on a value.
 
+    first_wave: the number of the first wave in which it can run.
     wave: the number of its wave, from 0.
     first_use: the lowest level of an op that takes the result.
     needs: the placements to which ops need the value brought.
@@ -40,6 +41,7 @@ class Exchange:
     """
 
     value: Value
+    first_wave: int
     wave: int
     first_use: int
     needs: set[Placement] = dataclasses.field(default_factory=set)
@@ -85,10 +87,10 @@ def schedule(
         def note_use(value: Value, need: Placement | None, level: int) -> None:
             """Record that the ops of a level take a value in the placement `need`."""
             if needs_exchange(value.placement, need):
-                wave = level - 1  # the last one before the level
+                first_wave, wave = earliest.get(id(value.node), 0), level - 1  # the last wave before the level
                 if value.placement.is_partial:
-                    wave = choose_wave(value, wave, earliest.get(id(value.node), 0))
-                exchange = exchanges.setdefault(id(value), Exchange(value, wave, level))
+                    wave = choose_wave(value, wave, first_wave)
+                exchange = exchanges.setdefault(id(value), Exchange(value, first_wave, wave, level))
                 exchange.wave, exchange.first_use = min(exchange.wave, wave), min(exchange.first_use, level)
                 exchange.needs.add(need)  # type: ignore[arg-type]
                 level = exchange.wave  # the value must be there before the wave
@@ -111,13 +113,9 @@ def schedule(
 
     # Place all exchanges as late as possible. If `_choose_waves` has other waves for the sums, place all again.
     exchanges = place_exchanges(lambda value, latest, first: latest)
-    sums = [
-        (exchange, earliest.get(id(exchange.value.node), 0))
-        for exchange in exchanges.values()
-        if exchange.value.placement.is_partial
-    ]
+    sums = [exchange for exchange in exchanges.values() if exchange.value.placement.is_partial]
     choose_wave = _choose_waves(sums, is_early_sum)
-    if any(exchange.wave != choose_wave(exchange.value, exchange.wave, first) for exchange, first in sums):
+    if any(exchange.wave != choose_wave(exchange.value, exchange.wave, exchange.first_wave) for exchange in sums):
         exchanges = place_exchanges(choose_wave)
     # List each wave in the order of the values, which is the same on all ranks. The order of their uses may differ: a
     # script may keep variables in a set.
@@ -129,25 +127,19 @@ def schedule(
 
 
 def _choose_waves(
-    sums: Sequence[tuple[Exchange, int]], is_early_sum: Callable[[Value], bool] | None
+    sums: Sequence[Exchange], is_early_sum: Callable[[Value], bool] | None
 ) -> Callable[[Value, int, int], int]:
-    """The function `choose_wave` of `schedule`. sums: in their latest waves, each with its first possible wave.
+    """The function `choose_wave` of `schedule`. sums: in their latest waves.
 
     A wave that is both the first and the latest possible of some sum has sums anyway. Any other sum that is not early
-    joins the last such wave in which it can travel.
+    joins the last such wave in which it can travel. Of the waves of early sums only the last is such a wave. In the
+    others, early sums have a message of their own (`steps.exchanger`), so another sum would cause a further message.
     """
     early_waves = _group_early(
-        [
-            (exchange, first_wave)
-            for exchange, first_wave in sums
-            if is_early_sum is not None and is_early_sum(exchange.value)
-        ]
+        [exchange for exchange in sums if is_early_sum is not None and is_early_sum(exchange.value)]
     )
-    sum_waves = {
-        exchange.wave
-        for exchange, first_wave in sums
-        if id(exchange.value) not in early_waves and exchange.wave == first_wave
-    }
+    late_sums = [exchange for exchange in sums if id(exchange.value) not in early_waves]
+    sum_waves = {exchange.wave for exchange in late_sums if exchange.wave == exchange.first_wave}
     if early_waves:
         sum_waves.add(max(early_waves.values()))
 
@@ -159,19 +151,19 @@ def _choose_waves(
     return choose_wave
 
 
-def _group_early(sums: Sequence[tuple[Exchange, int]]) -> dict[int, int]:
+def _group_early(sums: Sequence[Exchange]) -> dict[int, int]:
     """The wave of each of these sums, by the id of its value: as early as possible, but with at least
     `_MIN_EARLY_BYTES` in a wave, except in the last, and in at most `_MAX_EARLY_WAVES`.
     """
-    byte_counts = {id(exchange.value): exchange.value.estimate_bytes(USUAL_SIZE) for exchange, _ in sums}
+    byte_counts = {id(exchange.value): exchange.value.estimate_bytes(USUAL_SIZE) for exchange in sums}
     min_bytes = max(_MIN_EARLY_BYTES, sum(byte_counts.values()) // _MAX_EARLY_WAVES)
     chosen_waves: dict[int, int] = {}
     group: list[Exchange] = []
-    waves = sorted({first_wave for _, first_wave in sums})
+    waves = sorted({exchange.first_wave for exchange in sums})
     for wave in waves:
-        group += [exchange for exchange, first_wave in sums if first_wave == wave]
+        group += [exchange for exchange in sums if exchange.first_wave == wave]
         if wave == waves[-1] or sum(byte_counts[id(exchange.value)] for exchange in group) >= min_bytes:
-            # `exchange.wave`: the latest possible.
+            # `exchange.wave` is the latest possible.
             chosen_waves.update((id(exchange.value), min(wave, exchange.wave)) for exchange in group)
             group = []
     return chosen_waves

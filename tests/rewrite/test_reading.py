@@ -17,7 +17,7 @@ from tensorflow.python.eager import context
 
 from matex_tf.rewrite.emit import Copy
 from matex_tf.rewrite.kept import trace_copy
-from matex_tf.rewrite.nodes import Expansion
+from matex_tf.rewrite.nodes import Expansion, Value
 from matex_tf.rewrite.placement import BATCH, WHOLE, make_piece_handle
 from matex_tf.rewrite.propagate import Reader, find_needed_sums, read_program
 from matex_tf.rewrite.rules import RULES
@@ -108,6 +108,12 @@ def test_an_op_that_a_rule_replaces_otherwise_is_read_anew(monkeypatch):
     monkeypatch.setitem(RULES, "Xdivy", replace)
     program = read_program(_trace(step, [tf.ones([4, 3])]), [BATCH])
     assert [node.read_attribute("exclusive") for node in program.nodes if node.type == "Cumsum"] == [True]
+
+
+@pytest.mark.parametrize("shape, size", [([], 1), ([3], 3), ([None, 3], 128 * 3), (None, 128)])
+def test_the_bytes_of_a_tensor_are_estimated(shape, size):
+    with tf.Graph().as_default():
+        assert Value(tf.compat.v1.placeholder(tf.float32, shape), (), WHOLE).estimate_bytes(8) == 4 * size
 
 
 def test_what_a_branch_gives_may_take_a_collective():

@@ -46,7 +46,8 @@ def concatenate(node: Node) -> Decision:
     part_placements = node.placements[:-1]
     axis = node.read_axes(len(part_placements), node.count_axes(0))[0]
     if all(part_placement.is_sharded and part_placement.axis == axis for part_placement in part_placements):
-        # Concatenation along the rows, one batch after the other: a rank has its rows of each.
+        # Concatenation along the rows, one batch after the other: a rank has its rows of each. It finds the blocks in
+        # its tensor by their numbers of entries for each row. Rows that masks select have no such number.
         require(all(part_placement.rows.chosen is None for part_placement in part_placements))
         blocks = tuple(block for part_placement in part_placements for block in part_placement.rows.blocks)
         require(len(blocks) == 1 or None not in blocks)

@@ -40,26 +40,22 @@ TYPES = frozenset(f"{NONLINEAR} {LINEAR} {SUMS} Mul RealDiv Div DivNoNan Cast".s
 """The elementwise ops: each entry of the result depends only on the entries at its position, after broadcasting."""
 
 
-def compute_entries(node: Node, first_index: int = 0) -> Decision:
+def compute_entries(node: Node) -> Decision:
     """Decide on an elementwise op, whose inputs are broadcast against one another.
 
-    The result has the rows of the first sharded input. A replicated input that has the rows is sliced. Inputs before
-    `first_index` become whole.
+    The result has the rows of the first sharded input. A replicated input that has the rows is sliced.
     """
-    indexes = range(first_index, len(node.inputs))
-    sharded_index = node.find_input_with_rows(indexes)
+    sharded_index = node.find_input_with_rows(range(len(node.inputs)))
+    placement = node.get_placement(sharded_index)
+    axis_counts = [node.count_axes(index) for index in range(len(node.inputs))]
     # Broadcasting aligns the last axes, so the axis of the rows is counted from the end.
-    rows, axis_from_end = (
-        node.get_placement(sharded_index).rows,
-        node.count_axes(sharded_index) - node.get_placement(sharded_index).axis,
-    )
-    axis_counts = [node.count_axes(index) for index in indexes]
-    # An input with too few axes has no axis of rows, and is taken whole.
+    axis_from_end = axis_counts[sharded_index] - placement.axis
+    # An input with too few axes, such as a scalar, has no axis of rows, and is taken whole.
     needs = [
-        node.bring_rows(index, shard(axis_count - axis_from_end, rows)) if axis_count >= axis_from_end else WHOLE
-        for index, axis_count in zip(indexes, axis_counts)
+        node.bring_rows(index, shard(count - axis_from_end, placement.rows)) if count >= axis_from_end else WHOLE
+        for index, count in enumerate(axis_counts)
     ]
-    return node.decide([*[WHOLE] * first_index, *needs], shard(max(axis_counts) - axis_from_end, rows))
+    return node.decide(needs, shard(max(axis_counts) - axis_from_end, placement.rows))
 
 
 register_rule(NONLINEAR)(compute_entries)
@@ -82,13 +78,9 @@ def cast(node: Node) -> Decision:
     # A cast to an integer of no more bits keeps a sum: both wrap around. Other casts round or overflow, so the sum must
     # be whole first. In a loop this would be a collective in each turn, so there casts to wider floats keep the sum.
     wraps = source_dtype.is_integer and target_dtype.is_integer and target_dtype.size <= source_dtype.size
-    widens = (
-        node.repeats
-        and source_dtype.is_floating
-        and target_dtype.is_floating
-        and target_dtype.size >= source_dtype.size
-    )
-    keeps_sum = placement.is_partial and (wraps or widens)
+    widens = source_dtype.is_floating and target_dtype.is_floating and target_dtype.size >= source_dtype.size
+    keeps_sum = placement.is_partial and (wraps or (widens and node.repeats))
+    # Sizes, and indices of rows, stay such numbers in a dtype that is wide enough for any of them.
     counts_rows = placement.kind == SIZES or placement.index_rows is not None
     keeps_numbers = counts_rows and target_dtype.is_integer and target_dtype.size >= 4
     if keeps_sum or keeps_numbers or placement.is_zero:
@@ -131,11 +123,9 @@ def compute_numbers(node: Node) -> Decision:
 
 @register_rule("Select", linear=slice(1, 3))
 def select_rows(node: Node) -> Decision:
-    """The condition may be a vector that selects along the first axis."""
-    if node.count_axes(0) == node.count_axes(1):
+    """The condition may be a scalar, or a vector that selects along the first axis."""
+    if node.count_axes(0) in (0, node.count_axes(1)):
         return compute_entries(node)
-    if node.count_axes(0) == 0 and node.has_rows:
-        return compute_entries(node, first_index=1)
     sharded = node.get_placement(node.find_input_with_rows(range(3)))
     require(sharded.axis == 0 and sharded.rows.chosen is None)
     return node.decide([shard(0, sharded.rows)] * 3, shard(0, sharded.rows))

@@ -37,7 +37,8 @@ def make(node: Node) -> Decision:
     count_name = "max_num_elements" if node.type == "EmptyTensorList" else "num_elements"
 
     def emit(_: Any, shape: Any, count: Any) -> list[Any]:
-        # A size that is a multiple of the number of rows may count rows, and be another one on a rank: it is left open.
+        # A size that is a multiple of the number of rows may count rows, and be another one on a rank: it is left open,
+        # as is each size if the number of rows is not fixed (`rows` is 1).
         if sizes is not None:
             shape = tf.constant(np.where(sizes % rows, sizes, -1), shape.dtype)
         attributes = {"element_dtype": node.read_attribute("element_dtype"), count_name: count}

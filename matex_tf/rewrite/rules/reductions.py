@@ -3,9 +3,11 @@
 With 2 ranks and 5 rows, `tf.reduce_sum(x, 0)` is the sum of rows 0-2 on rank 0, and the sum of rows 3-4 on rank 1. A
 reduction along other axes computes each row by itself, and keeps the rows.
 
-A rule decides for one op (`node`) which placements its inputs need (None: unchanged), and which its outputs have; or it
-returns an `Expansion`, a function of which the ops replace the op. If a rule raises an error, as `require` does, the op
-takes complete inputs.
+A rule decides for one op (`node`) which placements its inputs need (None: unchanged), and which its outputs have
+(`shapes`: the known sizes of the outputs). Or it returns an `Expansion`: the op is replaced by the ops that a function
+creates, and each of these gets its placement by its own rule. If a rule raises an error, as `require` does, the op
+takes complete inputs. `linear` is the index of an input in which an op is linear: where the rule does not apply, a
+partial sum as this input gives a partial sum (`registry`).
 """
 
 from __future__ import annotations
@@ -168,7 +170,7 @@ def scatter(node: Node) -> Decision:
 def count_numbers(node: Node) -> Decision:
     """How often each number occurs, or the sum of its weights: in all rows, or (DenseBincount, matrix) in each row."""
     numbers = node.require_rows()
-    require(numbers.rows.chosen is None)
+    require(numbers.rows.chosen is None)  # weights cannot be cut to rows that a mask selects, as in `_add_entries`
     has_weights = node.read_shape(2)[:1] != [0]
     needs = [None, WHOLE, shard(*numbers.layout) if has_weights else WHOLE]
     if node.type == "DenseBincount" and node.count_axes(0) == 2:

@@ -75,11 +75,11 @@ def _take_size(node: Node) -> Decision:
 
 
 def _place_slice(
-    node: Node, placement: Placement, rank: int, length: int | None
+    node: Node, placement: Placement, axis_count: int, length: int | None
 ) -> tuple[Placement, list[Placement | None]]:
     """The placement of the result of a slice, and the placements that its begin, end and stride need.
 
-    placement: the placement of the sliced tensor, which has `rank` axes.
+    placement: the placement of the sliced tensor, which has `axis_count` axes.
     length: the length of the axis with the rows, if it is constant.
     """
     masks = _read_masks(node)
@@ -94,7 +94,7 @@ def _place_slice(
     for index in range(entry_count):
         entry_masks = {name for name, mask in masks.items() if mask >> index & 1}
         if "ellipsis" in entry_masks:  # takes all entries of the axes that it stands for
-            skipped_axes = rank - named_axes
+            skipped_axes = axis_count - named_axes
             if axis <= placement.axis < axis + skipped_axes:
                 result = shard(result_axis + placement.axis - axis, placement.rows)
             result_axis, axis = result_axis + skipped_axes, axis + skipped_axes
@@ -135,15 +135,13 @@ def slice_backward(node: Node) -> Decision:
     gradient, length = node.require_rows(4), node.read_length(4)
     sizes = node.read_sizes(0)
     counted_placement = find_rows(sizes)
-    if counted_placement:  # a number of the shape counts rows
-        candidates = [counted_placement]
+    if counted_placement:  # a number of the shape counts rows: the length of the axis is not constant
+        candidates, length = [counted_placement], None
     else:  # a constant shape: the slice takes all rows, so the axis is as long as the gradient's axis of rows
         axes = [axis for axis, size in enumerate(sizes) if length is not None and size.value == length]
         candidates = [shard(axis, gradient.rows) for axis in axes]
     for source_placement in candidates:
-        result_placement, needs = _place_slice(
-            node, source_placement, len(sizes), None if counted_placement else length
-        )
+        result_placement, needs = _place_slice(node, source_placement, len(sizes), length)
         if result_placement.has_layout(gradient):
             # A rank pads to its own number of rows.
             need = find_need(node, 0, replace_size(sizes, source_placement.axis, source_placement.rows))
