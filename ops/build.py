@@ -283,8 +283,7 @@ def _list_link_options(plan: Plan | None, into: Path | None) -> list[str]:
 
 
 def list_source_files(*folders: str) -> list[Path]:
-    """The C++ files of these folders in a fixed order; by default the engine's and the ops'."""
-    folders = folders or ("engine", "tensorflow")
+    """The C++ files of these folders of `SOURCE`, in a fixed order."""
     return [path for folder in folders for path in sorted(SOURCE.glob(f"{folder}/**/*.cc"))]
 
 

@@ -28,7 +28,7 @@ class XlaCollective : public XlaOpKernel {
   XlaCollective(OpKernelConstruction* construction, Kind kind) : XlaOpKernel(construction) {
     request_.kind = kind;
     OP_REQUIRES_OK(construction, construction->GetAttr("place", &request_.place));
-    OP_REQUIRES_OK(construction, construction->GetAttr("order_count", &ordered_));
+    OP_REQUIRES_OK(construction, construction->GetAttr("order_count", &order_count_));
   }
 
   void Compile(XlaOpKernelContext* context) final {
@@ -36,7 +36,7 @@ class XlaCollective : public XlaOpKernel {
     std::vector<xla::XlaOp> operands;
     std::vector<xla::Shape> results;
     // The inputs of an op: its tensors, the weight (gradients only), and the handle that orders the ops.
-    const int order = context->num_inputs() - static_cast<int>(ordered_);
+    const int order = context->num_inputs() - static_cast<int>(order_count_);
     const int tensors = order - (request.kind == Kind::kGradients ? 1 : 0);
     for (int i = 0; i < tensors; ++i) {
       const TensorShape shape = context->InputShape(i);
@@ -53,7 +53,7 @@ class XlaCollective : public XlaOpKernel {
       operands.push_back(context->Input(tensors));
     }
     xla::XlaOp token = xla::ConstantR0<int32_t>(context->builder(), 0);
-    if (ordered_ > 0) OP_REQUIRES_OK(context, context->ReadVariableInput(order, DT_INT32, nullptr, &token));
+    if (order_count_ > 0) OP_REQUIRES_OK(context, context->ReadVariableInput(order, DT_INT32, nullptr, &token));
     operands.push_back(token);
     results.push_back(xla::ShapeUtil::MakeShape(xla::S32, {}));
     // Without tensors, as for a barrier, the result of the call is the token, not a tuple.
@@ -65,7 +65,7 @@ class XlaCollective : public XlaOpKernel {
       context->SetOutput(i, xla::Reshape(xla::GetTupleElement(call, i), request.entries[i].shape));
     }
     token = tensors == 0 ? call : xla::GetTupleElement(call, tensors);
-    if (ordered_ > 0) OP_REQUIRES_OK(context, context->AssignVariable(order, DT_INT32, token));
+    if (order_count_ > 0) OP_REQUIRES_OK(context, context->AssignVariable(order, DT_INT32, token));
   }
 
  protected:
@@ -78,7 +78,7 @@ class XlaCollective : public XlaOpKernel {
   Request request_;
 
  private:
-  tensorflow::int64 ordered_ = 0;  // the number of handles that order the op: 0 or 1
+  tensorflow::int64 order_count_ = 0;  // the number of handles that order the op: 0 or 1
 };
 
 class XlaReduceGradients : public XlaCollective {
