@@ -184,7 +184,7 @@ void Layout::AppendOwnedGroup(const std::vector<int>& group, std::vector<Transfe
   for (int64_t k = 0; k < transfer_count; ++k) {
     Transfer transfer;
     transfer.type = type;
-    transfer.name = NameOf(entries_, group[0], group[0] + group.size());
+    transfer.name = NameOf(entries_, group[0], group[0] + group.size());  // the first name, and how many more
     if (transfer_count > 1)
       transfer.name += ", part " + std::to_string(k + 1) + " of " + std::to_string(transfer_count);
     const int64_t max_of_owner = (most_owned + transfer_count - 1) / transfer_count;  // elements in one transfer

@@ -99,10 +99,13 @@ class Layout {
   // What compression has left out of the earlier sums of entry `i` (error_feedback.h); null if it is not compressed.
   const Residual& residual(int i) const { return residuals_[i]; }
 
-  // The transfers for given buckets: entries of different buckets never share a transfer. `boundaries` as in buckets.h.
+  // The transfers for given buckets: entries of different buckets never share a transfer. Bucket k has the entries
+  // boundaries[k] up to boundaries[k + 1].
   std::vector<Transfer> TransfersOf(const std::vector<int>& boundaries) const;
 
-  // The transfers in the order of entries; only entries smaller than `fuse_bytes` share one.
+  // The transfers in the order of entries, for new weights (weights/pieces.cc), which are sent in this order. An entry
+  // smaller than `fuse_bytes` shares a transfer only with its neighbours, until they have `fuse_bytes`. (In transfers()
+  // it may come late: it waits until entries of its type fill a transfer.)
   std::vector<Transfer> TransfersInOrder() const;
 
  private:
