@@ -22,14 +22,17 @@ from . import build, cache, compiler, interface
 from .interface import list_mapped_mpi_libraries
 
 _HASH_BLOCK_BYTES = 64 << 20
-_CHUNK_BYTES = {False: 1 << 20, True: 8 << 20}  # the default size of a transfer, by whether there are several nodes
-_COMMUNICATORS = ("sequence", "gradients", "overlapped")
+# The default size of a transfer, by whether there are several nodes: within a node it should stay in the cache, between
+# nodes each transfer costs a start-up time.
+_CHUNK_BYTES = {False: 1 << 20, True: 8 << 20}
+_COMMUNICATORS = ("sequence", "gradients", "overlapped")  # of the engine, in the order of its C functions' arguments
 GRADIENTS = 1
 """The kind of collectives that sum the gradients of an update (`count_completed`)."""
 _KINDS = 9  # kinds of collectives are numbers from 1 to 8 (`count_completed` names them); 0 is unused
 ALGORITHMS = ("auto", "mpi", "ring", "two_level")
+"""The values of MATEX_ALGORITHM, indexed by the engine's numbers."""
 COMPRESSIONS = ("none", "bf16", "fp16", "topk")
-"""Indexed by the engine's numbers."""
+"""The kinds of MATEX_COMPRESSION, indexed by the engine's numbers."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +154,8 @@ def _start_engine(engine: ctypes.CDLL) -> None:
     compression = settings.NO_COMPRESSION if has_no_links else current_settings.compression
     algorithm = current_settings.algorithm
     if current_settings.elastic and algorithm == "auto":
-        # In two levels a rank may wait for a rank that is not the lost one.
+        # For two levels the engine makes communicators that `world.revoke_communicators` does not know: after a loss, a
+        # rank could wait in them for ever.
         algorithm = "ring" if current_world.has_several_nodes else "mpi"
     # One rank has no communicators. Nor has a phantom, which computes as rank 0 of ranks that do not exist
     # (`matex plan`): the engine starts with one rank, and `matex_phantom` sets the number of ranks.

@@ -1,9 +1,9 @@
 """The sum over ranks of all gradients of one update, which is one call of an optimizer.
 
 An update is inline, which means that one op sums all gradients after the backward pass; or it is overlapped with the
-backward pass, by several ops (`overlap.py`). Step plans call `reduce_gradients` once per update; it chooses between
-`reduce_inline`, `overlap.reduce_gradients` and `reduce_on_device`. All ranks choose alike, because the choice depends
-only on settings and shapes.
+backward pass, by several ops (`overlap.py`). Step plans call `reduce_gradients` once for each update, or for each part
+of it. It chooses between `reduce_inline`, `overlap.reduce_gradients` and `reduce_on_device`. All ranks choose alike,
+because the choice depends only on settings and shapes.
 """
 
 from __future__ import annotations

@@ -31,10 +31,11 @@ def can_take_addresses() -> bool:
 
 
 def agree_on_addresses(supported: Sequence[bool]) -> str:
-    """Decide whether MPI receives addresses in a GPU's memory.
+    """Decide whether MPI receives addresses in a GPU's memory. Called once, when the ranks compare their settings.
 
     Args:
-        supported: `can_take_addresses` of each rank.
+        supported: `can_take_addresses` of each rank. The setting "on" does not ask for it: some MPIs accept addresses
+            but have no function that says so.
 
     Returns:
         A note for the user; "" unless the setting asks for device addresses.
