@@ -143,8 +143,9 @@ struct UpdatePart {
   std::string Name() const;  // the name of the whole update: Adam: dense/kernel and 7 more
 };
 
-// The gradients of entries [begin, end), for messages: dense/kernel and 7 more.
-std::string NameOf(const std::vector<Entry>& entries, size_t begin, size_t end);
+// Names of gradients, for messages: dense/kernel and 7 more. `count`: the number of gradients, with the first.
+std::string NameAll(const std::string& first, size_t count);
+std::string NameOf(const std::vector<Entry>& entries);
 
 std::string ShapeText(const std::vector<int64_t>& shape);  // [784, 10]
 

@@ -181,7 +181,7 @@ Scatter::Scatter(const Layout& layout, int ranks) {
     }
     for (Transfer& share : shares) {
       share.type = static_cast<Type>(type);
-      share.name = NameOf(layout.entries(), 0, layout.entries().size());
+      share.name = NameOf(layout.entries());
     }
     if (total > 0) by_type.push_back(std::move(shares));
   }
