@@ -157,8 +157,8 @@ def _start_engine(engine: ctypes.CDLL) -> None:
         # For two levels the engine makes communicators that `world.revoke_communicators` does not know: after a loss, a
         # rank could wait in them for ever.
         algorithm = "ring" if current_world.has_several_nodes else "mpi"
-    # One rank has no communicators. Nor has a phantom, which computes as rank 0 of ranks that do not exist
-    # (`matex plan`): the engine starts with one rank, and `matex_phantom` sets the number of ranks.
+    # A process that is no rank has no communicators. Nor has a phantom, which computes as rank 0 of ranks that do not
+    # exist (`matex plan`): the engine starts with one rank, and `matex_phantom` sets the number of ranks.
     communicators = [0, 0, 0]
     if world.is_active() and not current_world.is_phantom:
         _check_mpi(engine)
@@ -193,7 +193,7 @@ def _check_mpi(engine: ctypes.CDLL) -> None:
 
 
 def rendezvous(kind: int, key: int, place: str, size: int = 0, rows: int = 0, exit_code: int = 0) -> None:
-    """Meet the other ranks at the next number of the sequence of collectives. No effect with one rank.
+    """Meet the other ranks at the next number of the sequence of collectives. No effect if this process is no rank.
 
     Args:
         kind: 6: control message, 7: end of the script, 8: a step has raised an error on this rank. TensorFlow ops use 1
@@ -216,13 +216,13 @@ def rendezvous(kind: int, key: int, place: str, size: int = 0, rows: int = 0, ex
 
 
 def _has_engine() -> bool:
-    """Whether this process is one of several ranks and has started its engine."""
+    """Whether this process is a rank, perhaps the only one, and has started its engine."""
     return world.is_active() and _library is not None
 
 
 def count_completed(kind: int) -> int:
     """The number of completed collectives of `kind`: 1 `GRADIENTS`, 2 allreduce, 3 broadcast, 4 allgather, 5 barrier,
-    6 control, 7 exit; 8: rendezvous after a step had failed on some ranks. Always 0 with one rank.
+    6 control, 7 exit; 8: rendezvous after a step had failed on some ranks. 0 if this process is no rank.
     """
     return get_library().c.matex_count(kind) if _has_engine() else 0
 

@@ -58,7 +58,7 @@ def is_chosen(tensors: Sequence[Any] | None = None) -> bool:
     from tensorflow.python.framework import ops
 
     is_in_function = not tf.executing_eagerly() and ops.inside_function()
-    if tensors == [] or not world.is_active() or not is_in_function:
+    if tensors == [] or not world.is_active() or not is_in_function:  # not active: the process is no rank
         return False
     # Code compiled by XLA cannot contain these ops. MPI must allow calls from several threads, because a communication
     # thread sums. The announcement needs the shapes of the gradients before they are computed.

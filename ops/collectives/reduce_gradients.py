@@ -90,7 +90,7 @@ def reduce_gradients(
         raise ValueError(f"reduce_gradients: expected a scalar weight, or weight and rows; given shape {weight.shape}")
     if is_update and overlap.is_chosen(tensors):
         return overlap.reduce_gradients(tensors, names, weight, place, checked, variables, cuts, part_of, has_more)
-    if not world.is_active():  # one rank: its own gradients are the sum
+    if not world.is_active():  # this process is no rank: its own gradients are the sum
         return common.scale(tensors, weight)
     return reduce_inline(tensors, names, weight, place, checked, variables, cuts)
 
