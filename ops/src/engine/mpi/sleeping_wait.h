@@ -24,7 +24,7 @@ class Pause {
   Nanoseconds length_{5'000};  // of the next sleep
 };
 
-// Returns when the request has completed, or its error code; sleeps between polls.
+// Waits until the request has completed, and returns its error code; sleeps between polls.
 int Await(MPI_Request* request);
 
 // The same, but returns MPI_SUCCESS after about `longest` if the request is still unfinished. The request tells: MPI

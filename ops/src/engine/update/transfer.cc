@@ -31,7 +31,7 @@ char* At(void* const* tensors, const Fragment& fragment, size_t size) {
   return At(static_cast<char*>(tensors[fragment.entry]), fragment.offset, size);
 }
 
-// Writes this rank's gradients times `weight` to `to`: elements [first, first + count) of the transfer.
+// Writes elements [first, first + count) of the transfer, this rank's gradients times `weight`, to `to`.
 void ScaleInto(char* to, const Transfer& transfer, const void* const* inputs, int64_t first, int64_t count,
                double weight) {
   const size_t size = SizeOf(transfer.type);
@@ -146,7 +146,7 @@ int RunTransfer(const Transfer& transfer, const void* const* inputs, void* const
   const auto produce = [&](char* to, int64_t first, int64_t count) {
     ScaleInto(to, transfer, inputs, first, count, weight);
   };
-  // Writes the sums of these elements, which are one + other, or `one` if `other` is null, to the outputs.
+  // Writes the sums of elements [first, first + count), one + other, or `one` if `other` is null, to the outputs.
   const auto consume = [&](const char* one, const char* other, int64_t first, int64_t count) {
     InFragments(transfer, first, count, [&](const Fragment& fragment, int64_t at) {
       const char* const addend = other == nullptr ? nullptr : At(other, at - first, size);
