@@ -83,7 +83,9 @@ def reduce_gradients(
     part_of: str = "",
     has_more: bool = False,
 ) -> list[Any]:
-    """`ops.reduce_gradients`, which describes the arguments: of known shapes, in a function, under several ranks."""
+    """As `ops.reduce_gradients`, which describes the arguments. Only if `is_chosen`: the shapes are known, and the
+    current graph is of a function.
+    """
     library = get_library().ops
     _let_gradients_run_in_any_order()
     ticket = make_in_order(
