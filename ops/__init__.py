@@ -8,7 +8,8 @@ from .collectives.allgather import allgather
 from .collectives.allreduce import allreduce
 from .collectives.barrier import barrier
 from .collectives.broadcast import broadcast
-from .collectives.reduce_gradients import make_weight, reduce_gradients
+from .collectives.common import make_weight
+from .collectives.reduce_gradients import reduce_gradients
 from .collectives.reduce_on_device import agree_on_addresses, can_take_addresses
 from .handles import let_go, pass_turn, seek_seeds
 from .library import (

@@ -30,7 +30,7 @@ SOURCE = Path(__file__).parent / "src"
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-w", "-DOMPI_SKIP_MPICXX", "-DMPICH_SKIP_MPICXX")
 # Turns off the debug checks in TensorFlow's headers: they call functions that its libraries lack.
 _XLA_FLAGS = ("-DNDEBUG",)
-_XLA_INCLUDES = ("external/highwayhash", "external/farmhash_archive/src")
+_XLA_INCLUDES = ("external/highwayhash", "external/farmhash_archive/src")  # folders of headers that XLA's include
 _XLA_LIBRARY = "libtensorflow_cc.so.2"
 _MAX_BUILD_SECONDS = 3600.0
 
@@ -45,7 +45,7 @@ class Plan:
     mpi: str  # the version text of the MPI
     tensorflow: str  # "": the library does not use TensorFlow
     options: tuple[str, ...]  # of the compiler
-    key: str  # a hash of all inputs of the build
+    key: str  # a hash of all inputs of the build, without folders
     linked: Plan | None = None  # the library that it links
 
     @property
@@ -95,7 +95,9 @@ def ensure_library(plan: Plan, verbose: bool = False, into: Path | None = None) 
         return built_library
     folder = into or cache.find_cache_folder()
     with cache.take_turn(folder, plan.key, plan.what, lambda: is_whole(plan, folder)) as should_build:
-        if should_build:  # not another process; a missing compiler is reported with the builds for other versions
+        if should_build:  # False: another process has built it meanwhile
+            # `find_others` also reports the builds for other versions with a missing compiler. With `into` a user has
+            # asked for this build, whatever others there are.
             with find_others(plan) if into is None else contextlib.nullcontext("") as message:
                 compiler = find_compiler()
             if message:
@@ -283,8 +285,7 @@ def _list_link_options(plan: Plan | None, into: Path | None) -> list[str]:
 
 
 def list_source_files(*folders: str) -> list[Path]:
-    """The C++ files of these folders in a fixed order; by default the engine's and the ops'."""
-    folders = folders or ("engine", "tensorflow")
+    """The C++ files of these folders of `SOURCE`, in a fixed order."""
     return [path for folder in folders for path in sorted(SOURCE.glob(f"{folder}/**/*.cc"))]
 
 

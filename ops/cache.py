@@ -35,7 +35,7 @@ def find_cache_folder() -> Path:
     cache_dir = settings.get_settings().cache_dir
     if cache_dir:  # by the user: this folder or an error
         folder = Path(cache_dir).expanduser()
-        if not can_write(folder):
+        if not ensure_folder(folder):
             raise errors.BuildError(
                 f"MATEX_CACHE_DIR={cache_dir}: this folder cannot be made or written to, and the compiled "
                 "ops are kept there. Set it to one that can, on a file system that all nodes see."
@@ -48,7 +48,7 @@ def find_cache_folder() -> Path:
         return folder
     reasons: list[str] = []  # why the candidates so far cannot be used: not writable, or others can write there
     for candidate in list_own_folders():
-        exposure = trust.find_exposure(candidate) if can_write(candidate) else f"{candidate} cannot be written to"
+        exposure = trust.find_exposure(candidate) if ensure_folder(candidate) else f"{candidate} cannot be written to"
         if not exposure:
             if reasons and candidate not in _announced:
                 _announced.add(candidate)
@@ -68,7 +68,7 @@ def list_own_folders() -> list[Path]:
         return [Path(cache_dir).expanduser()]
     cache_home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     # A user without a home directory has no such folder: "~" stays relative.
-    return [folder for folder in (Path(cache_home, "matex_tf"), _name_spare()) if folder.is_absolute()]
+    return [folder for folder in (Path(cache_home, "matex_tf"), _name_host_folder()) if folder.is_absolute()]
 
 
 def find_shared_folder() -> Path | None:
@@ -120,12 +120,12 @@ def make_shared_folder(folder: Path) -> None:
         print_message(f"other users will not load what is built there: {exposure}")
 
 
-def _name_spare() -> Path:
+def _name_host_folder() -> Path:
     """The user's own folder among the temporary files of this host."""
     return Path(tempfile.gettempdir(), f"matex_tf-{os.getuid()}")
 
 
-def can_write(folder: Path) -> bool:
+def ensure_folder(folder: Path) -> bool:
     """Make the folder `folder` if necessary; returns whether files can be made in it."""
     try:
         for path in (*reversed(folder.parents), folder):
@@ -160,8 +160,8 @@ def take_turn(folder: Path, key: str, library_name: str, is_made: Callable[[], b
             print_message(file_locks.describe_lack(path.parent, error, advice))
 
     locks = [folder / f"{key}.lock"]
-    host_folder = _name_spare()
-    if host_folder.is_absolute() and can_write(host_folder) and not trust.find_exposure(host_folder):
+    host_folder = _name_host_folder()
+    if host_folder.is_absolute() and ensure_folder(host_folder) and not trust.find_exposure(host_folder):
         locks.insert(0, host_folder / f"{key}.host.lock")
     try:
         with turns.take_turn(locks, is_made, say_waiting, say_lockless) as should_build:

@@ -22,14 +22,17 @@ from . import build, cache, compiler, interface
 from .interface import list_mapped_mpi_libraries
 
 _HASH_BLOCK_BYTES = 64 << 20
-_CHUNK_BYTES = {False: 1 << 20, True: 8 << 20}  # the default size of a transfer, by whether there are several nodes
-_COMMUNICATORS = ("sequence", "gradients", "overlapped")
+# The default size of a transfer, by whether there are several nodes: within a node it should stay in the cache, between
+# nodes each transfer costs a start-up time.
+_CHUNK_BYTES = {False: 1 << 20, True: 8 << 20}
+_COMMUNICATORS = ("sequence", "gradients", "overlapped")  # of the engine, in the order of its C functions' arguments
 GRADIENTS = 1
 """The kind of collectives that sum the gradients of an update (`count_completed`)."""
 _KINDS = 9  # kinds of collectives are numbers from 1 to 8 (`count_completed` names them); 0 is unused
 ALGORITHMS = ("auto", "mpi", "ring", "two_level")
+"""The values of MATEX_ALGORITHM, indexed by the engine's numbers."""
 COMPRESSIONS = ("none", "bf16", "fp16", "topk")
-"""Indexed by the engine's numbers."""
+"""The kinds of MATEX_COMPRESSION, indexed by the engine's numbers."""
 
 
 @dataclass(frozen=True)
@@ -151,10 +154,11 @@ def _start_engine(engine: ctypes.CDLL) -> None:
     compression = settings.NO_COMPRESSION if has_no_links else current_settings.compression
     algorithm = current_settings.algorithm
     if current_settings.elastic and algorithm == "auto":
-        # In two levels a rank may wait for a rank that is not the lost one.
+        # For two levels the engine makes communicators that `world.revoke_communicators` does not know: after a loss, a
+        # rank could wait in them for ever.
         algorithm = "ring" if current_world.has_several_nodes else "mpi"
-    # One rank has no communicators. Nor has a phantom, which computes as rank 0 of ranks that do not exist
-    # (`matex plan`): the engine starts with one rank, and `matex_phantom` sets the number of ranks.
+    # A process that is no rank has no communicators. Nor has a phantom, which computes as rank 0 of ranks that do not
+    # exist (`matex plan`): the engine starts with one rank, and `matex_phantom` sets the number of ranks.
     communicators = [0, 0, 0]
     if world.is_active() and not current_world.is_phantom:
         _check_mpi(engine)
@@ -189,7 +193,7 @@ def _check_mpi(engine: ctypes.CDLL) -> None:
 
 
 def rendezvous(kind: int, key: int, place: str, size: int = 0, rows: int = 0, exit_code: int = 0) -> None:
-    """Meet the other ranks at the next number of the sequence of collectives. No effect with one rank.
+    """Meet the other ranks at the next number of the sequence of collectives. No effect if this process is no rank.
 
     Args:
         kind: 6: control message, 7: end of the script, 8: a step has raised an error on this rank. TensorFlow ops use 1
@@ -212,13 +216,13 @@ def rendezvous(kind: int, key: int, place: str, size: int = 0, rows: int = 0, ex
 
 
 def _has_engine() -> bool:
-    """Whether this process is one of several ranks and has started its engine."""
+    """Whether this process is a rank, perhaps the only one, and has started its engine."""
     return world.is_active() and _library is not None
 
 
 def count_completed(kind: int) -> int:
     """The number of completed collectives of `kind`: 1 `GRADIENTS`, 2 allreduce, 3 broadcast, 4 allgather, 5 barrier,
-    6 control, 7 exit; 8: rendezvous after a step had failed on some ranks. Always 0 with one rank.
+    6 control, 7 exit; 8: rendezvous after a step had failed on some ranks. 0 if this process is no rank.
     """
     return get_library().c.matex_count(kind) if _has_engine() else 0
 

@@ -31,7 +31,10 @@ is_for_xla = ThreadFlag()
 
 @contextlib.contextmanager
 def trace_as(is_overlapped: bool) -> Iterator[None]:
-    """Within it, with `MATEX_OVERLAP=auto`, updates are traced as overlapped (True) or inline (False)."""
+    """Within it, with `MATEX_OVERLAP=auto`, updates are traced as overlapped (True) or inline (False).
+
+    `adapt/step_trials.py` traces a step in both ways and keeps the faster one.
+    """
     outer_choice, _state.is_overlapped = _get_choice(), is_overlapped
     try:
         yield
@@ -55,10 +58,10 @@ def is_chosen(tensors: Sequence[Any] | None = None) -> bool:
     from tensorflow.python.framework import ops
 
     is_in_function = not tf.executing_eagerly() and ops.inside_function()
-    if tensors == [] or not world.is_active() or not is_in_function:
+    if tensors == [] or not world.is_active() or not is_in_function:  # not active: the process is no rank
         return False
-    # Code compiled by XLA cannot contain these ops. MPI must allow calls from several threads. The announcement needs
-    # the shapes of the gradients before they are computed.
+    # Code compiled by XLA cannot contain these ops. MPI must allow calls from several threads, because a communication
+    # thread sums. The announcement needs the shapes of the gradients before they are computed.
     has_known_shapes = all(tensor.shape.is_fully_defined() for tensor in tensors or ())
     if is_for_xla or not world.has_threads() or not has_known_shapes:
         return False
@@ -80,7 +83,9 @@ def reduce_gradients(
     part_of: str = "",
     has_more: bool = False,
 ) -> list[Any]:
-    """`ops.reduce_gradients`, which describes the arguments: of known shapes, in a function, under several ranks."""
+    """As `ops.reduce_gradients`, which describes the arguments. Only if `is_chosen`: the shapes are known, and the
+    current graph is of a function.
+    """
     library = get_library().ops
     _let_gradients_run_in_any_order()
     ticket = make_in_order(
@@ -103,7 +108,10 @@ def reduce_gradients(
 
 
 def flatten_cuts(cuts: Sequence[Sequence[int]]) -> list[int]:
-    """The attribute `cuts` of an op: zeros stand for a tensor that is not divided into pieces; [] if no tensor is."""
+    """The attribute `cuts` of an op, from the argument of `ops.reduce_gradients`: ranks + 1 numbers for each tensor.
+
+    Zeros stand for a tensor that is not divided into pieces. The list is empty if no tensor is divided.
+    """
     if not any(cuts):
         return []
     undivided = [0] * (world.get_world().size + 1)
@@ -111,7 +119,10 @@ def flatten_cuts(cuts: Sequence[Sequence[int]]) -> list[int]:
 
 
 def _let_gradients_run_in_any_order() -> None:
-    """Tell TensorFlow that hand-overs need no order. All of them must run, because other ranks wait for each one."""
+    """Tell TensorFlow that hand-overs need no order: by default it runs stateful ops of a function one after another.
+
+    All of them must run, because other ranks wait for each one.
+    """
     from tensorflow.python.framework import auto_control_deps
 
     op_types = auto_control_deps.MUST_RUN_ORDER_INSENSITIVE_STATEFUL_OPS

@@ -18,6 +18,7 @@ from ..library import on_load
 
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8", "bool")
 
+_NO_UPDATE = -1.0  # passed in place of the rows of the global batch (`sequence/mismatch.h`)
 _turns = itertools.count()
 
 
@@ -58,6 +59,19 @@ def make_turn() -> int:
 
     with tf.init_scope():  # outside of all functions
         return -1 if tf.executing_eagerly() else next(_turns)
+
+
+def make_weight(weight: Any, rows: Any = None) -> Any:
+    """The `weight` argument of `reduce_gradients`, a float64 vector of two elements.
+
+    Args:
+        weight: this rank's weight, a scalar number or bool.
+        rows: the rows of the global batch, a scalar integer; None for a sum that is no update.
+    """
+    import tensorflow as tf
+
+    batch_rows = tf.constant(_NO_UPDATE, tf.float64) if rows is None else tf.cast(rows, tf.float64)
+    return tf.stack([tf.cast(weight, tf.float64), batch_rows])
 
 
 def scale(tensors: Sequence[Any], weight: Any) -> list[Any]:

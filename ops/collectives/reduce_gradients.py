@@ -1,9 +1,9 @@
 """The sum over ranks of all gradients of one update, which is one call of an optimizer.
 
 An update is inline, which means that one op sums all gradients after the backward pass; or it is overlapped with the
-backward pass, by several ops (`overlap.py`). Step plans call `reduce_gradients` once per update; it chooses between
-`reduce_inline`, `overlap.reduce_gradients` and `reduce_on_device`. All ranks choose alike, because the choice depends
-only on settings and shapes.
+backward pass, by several ops (`overlap.py`). Step plans call `reduce_gradients` once for each update, or for each part
+of it. It chooses between `reduce_inline`, `overlap.reduce_gradients` and `reduce_on_device`. All ranks choose alike,
+because the choice depends only on settings and shapes.
 """
 
 from __future__ import annotations
@@ -18,21 +18,6 @@ from .. import overlap
 from ..library import get_library
 from ..order import make_in_order
 from . import common, reduce_on_device
-
-_NO_UPDATE = -1.0  # passed in place of the rows of the global batch (`sequence/mismatch.h`)
-
-
-def make_weight(weight: Any, rows: Any = None) -> Any:
-    """The `weight` argument of `reduce_gradients`, a float64 vector of two elements.
-
-    Args:
-        weight: this rank's weight, a scalar number or bool.
-        rows: the rows of the global batch, a scalar integer; None for a sum that is no update.
-    """
-    import tensorflow as tf
-
-    batch_rows = tf.constant(_NO_UPDATE, tf.float64) if rows is None else tf.cast(rows, tf.float64)
-    return tf.stack([tf.cast(weight, tf.float64), batch_rows])
 
 
 def reduce_gradients(
@@ -59,7 +44,7 @@ def reduce_gradients(
         variables: the number of each gradient's variable on this process; 0: no variable. `MATEX_COMPRESSION` keeps its
             residuals by these numbers; gradients without a variable are not compressed.
         is_update: False: the sum is not an update, or further gradients of the update follow. The sum is then
-            inline, and counted and recorded as another collective. `weight` is `make_weight` without rows.
+            inline, and counted and recorded as another collective. `weight` is `common.make_weight` without rows.
         cuts: for each tensor an empty list, or the first element of every rank's piece, and the end of the last piece.
             With cuts, a rank gets the sum of its own piece only; other elements are undefined.
         part_of: if the gradients are a part of an overlapped update, a name of all its gradients for messages.
@@ -90,7 +75,7 @@ def reduce_gradients(
         raise ValueError(f"reduce_gradients: expected a scalar weight, or weight and rows; given shape {weight.shape}")
     if is_update and overlap.is_chosen(tensors):
         return overlap.reduce_gradients(tensors, names, weight, place, checked, variables, cuts, part_of, has_more)
-    if not world.is_active():  # one rank: its own gradients are the sum
+    if not world.is_active():  # this process is no rank: its own gradients are the sum
         return common.scale(tensors, weight)
     return reduce_inline(tensors, names, weight, place, checked, variables, cuts)
 
@@ -123,9 +108,12 @@ def reduce_inline(
 
 
 def _compute_gradient(op: Any, *gradients: Any) -> list[Any]:
-    """The gradients of the op's inputs: weight * the sums over ranks for the tensors, None for all other inputs."""
+    """The gradients of the op's inputs: weight * the sums over ranks for the tensors, None for all other inputs.
+
+    These sums are no update, even if the op's are: the script only goes on to compute with them.
+    """
     names = [name.decode() for name in op.get_attr("names")]
-    sums = reduce_gradients(gradients, names, 1.0, common.name_gradient(op))
+    sums = reduce_gradients(gradients, names, common.make_weight(1), common.name_gradient(op), is_update=False)
     return [*common.scale(sums, op.inputs[len(names)]), *[None] * (len(op.inputs) - len(names))]
 
 
@@ -135,11 +123,9 @@ def _compute_hand_over_gradient(op: Any, gradient: Any) -> list[Any]:
     In an overlapped update one op announces the update, and each gradient has an op, this one, that hands it over
     (`overlap.py`). Names and weight are with the announcement.
     """
-    import tensorflow as tf
-
     announcement = op.inputs[1].op
     name = announcement.get_attr("names")[op.get_attr("entry")].decode()
-    sums = reduce_inline([gradient], [name], tf.ones([], tf.float64), common.name_gradient(announcement))
+    sums = reduce_inline([gradient], [name], common.make_weight(1), common.name_gradient(announcement))
     return [*common.scale(sums, announcement.inputs[0]), None]
 
 

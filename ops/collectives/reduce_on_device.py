@@ -31,10 +31,11 @@ def can_take_addresses() -> bool:
 
 
 def agree_on_addresses(supported: Sequence[bool]) -> str:
-    """Decide whether MPI receives addresses in a GPU's memory.
+    """Decide whether MPI receives addresses in a GPU's memory. Called once, when the ranks compare their settings.
 
     Args:
-        supported: `can_take_addresses` of each rank.
+        supported: `can_take_addresses` of each rank. The setting "on" does not ask for it: some MPIs accept addresses
+            but have no function that says so.
 
     Returns:
         A note for the user; "" unless the setting asks for device addresses.
@@ -91,7 +92,7 @@ def reduce_on_device(tensors: Sequence[Any], names: Sequence[str], weight: Any, 
 def _sum_scaled(tensors: Sequence[Any], names: Sequence[str], weight: Any, place: str) -> list[Any]:
     """The sums over ranks of tensors that are multiplied by their weight already.
 
-    weight: a scalar, or a vector of the weight and the rows of the global batch (`reduce_gradients.make_weight`). The
+    weight: a scalar, or a vector of the weight and the rows of the global batch (`common.make_weight`). The
         op does not multiply by the weight; it reports the rows.
     """
     library = get_library().ops
@@ -110,11 +111,9 @@ def _sum_scaled(tensors: Sequence[Any], names: Sequence[str], weight: Any, place
 
 def _compute_gradient(op: Any, *gradients: Any) -> list[Any]:
     """The gradients of the op's inputs: the sums over ranks for the tensors, None for the weight."""
-    import tensorflow as tf
-
     names = [name.decode() for name in op.get_attr("names")]
     # The op sums tensors that are already scaled, so its gradient is a sum with weight 1 (`common`).
-    sums = _sum_scaled(gradients, names, tf.ones([], tf.float64), common.name_gradient(op))
+    sums = _sum_scaled(gradients, names, common.make_weight(1), common.name_gradient(op))
     return [*sums, None]
 
 

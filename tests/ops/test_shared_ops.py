@@ -117,7 +117,7 @@ def test_a_build_that_others_would_refuse_says_so(shared, cache, fake_compiler, 
 def test_what_is_built_in_a_home_that_is_read_only_now_is_used(cache, fake_compiler, monkeypatch):
     fake_compiler()
     path = build.build_ops()
-    monkeypatch.setattr(caches, "can_write", lambda folder: False)
+    monkeypatch.setattr(caches, "ensure_folder", lambda folder: False)
     assert build.build_ops() == path
 
 

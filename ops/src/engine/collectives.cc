@@ -1,4 +1,5 @@
 // Collectives on one tensor: the rendezvous (rendezvous.h) and then one MPI call, or several if the tensor is large.
+// There is no MPI call without peers: with one rank, or in `matex plan`, where the other ranks do not exist (world.h).
 #include "engine/collectives.h"
 
 #include <algorithm>
@@ -142,7 +143,7 @@ Error Allgather(const Entry& tensor, const void* from, const Allocate& allocate)
   void* const to = allocate(rows);
   if (Error error = AgreeOnMemory(world, to != nullptr, place())) return Finish(call, error);
   if (world.has_peers()) return Finish(call, GatherRows(world, tensor, from, to, rows, place()));
-  // One rank, or a phantom (world.h), which has copies of its rows.
+  // Without peers: this rank's rows stand for the rows of all ranks.
   for (int rank = 0; rank < world.size; ++rank) {
     std::memcpy(static_cast<char*>(to) + rank * tensor.bytes(), from, tensor.bytes());
   }

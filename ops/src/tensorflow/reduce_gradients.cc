@@ -42,6 +42,7 @@ class ReduceGradientsKernel : public Collective {
   }
 
  private:
+  // The layout of the gradients and, if each rank needs only its pieces' sums, the shares of the ranks (transfer.h).
   std::shared_ptr<const KeptLayout::Made> Make(std::vector<Entry> entries) const {
     const World& world = TheWorld();
     Layout layout(std::move(entries), world.chunk_bytes, world.fuse_bytes, world.compression,
@@ -51,8 +52,8 @@ class ReduceGradientsKernel : public Collective {
     return made;
   }
 
-  KeptLayout kept_;
-  bool checked_ = false;
+  KeptLayout kept_;       // the result of `Make`, made again only if the shapes of the gradients change
+  bool checked_ = false;  // whether gradients that are not finite are an error (finite_check.h)
   Cuts cuts_;  // of each gradient (layout.h); empty: every rank needs all sums
 };
 

@@ -34,7 +34,7 @@ namespace {
 struct Prepared {
   Request request;
   std::unique_ptr<const Layout> layout;  // of a reduction of gradients
-  Entry tensor{};                        // of a collective on one tensor
+  Entry tensor{};                        // of a collective on one tensor; its name, for messages, is the place
 };
 
 std::shared_ptr<const Prepared> Prepare(const std::string& text) {

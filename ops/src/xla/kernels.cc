@@ -1,8 +1,9 @@
 // The XLA kernels of the collective ops, for CPUs. When XLA compiles a function, each op becomes one custom call
 // (custom_call.h): a call of a function of this library, with a request, a text that describes the collective.
 //
-// XLA runs independent calls in any order and concurrently. So each call has a token as operand and result. The token
-// is the value of the variable that orders the ops (MATEX_ORDER in kernel.h): each call depends on the call before it.
+// XLA runs independent calls in any order and concurrently. So each call has a further operand and result, the token,
+// whose value means nothing. The token is read from and written to the variable that orders the ops (MATEX_ORDER in
+// kernel.h). So the token of a call is the result of the call before it, and each call waits for this call.
 #include <string>
 #include <vector>
 
@@ -23,20 +24,22 @@ namespace {
 
 using namespace tensorflow;
 
+// Compiles an op to a custom call. Derived classes add the attributes of their op to `request_`.
 class XlaCollective : public XlaOpKernel {
  public:
   XlaCollective(OpKernelConstruction* construction, Kind kind) : XlaOpKernel(construction) {
     request_.kind = kind;
     OP_REQUIRES_OK(construction, construction->GetAttr("place", &request_.place));
-    OP_REQUIRES_OK(construction, construction->GetAttr("order_count", &ordered_));
+    OP_REQUIRES_OK(construction, construction->GetAttr("order_count", &order_count_));
   }
 
   void Compile(XlaOpKernelContext* context) final {
     Request request = request_;
     std::vector<xla::XlaOp> operands;
     std::vector<xla::Shape> results;
-    // The inputs of an op: its tensors, the weight (gradients only), and the handle that orders the ops.
-    const int order = context->num_inputs() - static_cast<int>(ordered_);
+    // The inputs of an op: its tensors, the weight (gradients only), and the handle that orders the ops, with index
+    // `order`. The call gets the tensors flat, so that XLA cannot change their layout.
+    const int order = context->num_inputs() - static_cast<int>(order_count_);
     const int tensors = order - (request.kind == Kind::kGradients ? 1 : 0);
     for (int i = 0; i < tensors; ++i) {
       const TensorShape shape = context->InputShape(i);
@@ -52,8 +55,8 @@ class XlaCollective : public XlaOpKernel {
       request.weight_length = static_cast<int>(context->InputShape(tensors).num_elements());
       operands.push_back(context->Input(tensors));
     }
-    xla::XlaOp token = xla::ConstantR0<int32_t>(context->builder(), 0);
-    if (ordered_ > 0) OP_REQUIRES_OK(context, context->ReadVariableInput(order, DT_INT32, nullptr, &token));
+    xla::XlaOp token = xla::ConstantR0<int32_t>(context->builder(), 0);  // of an op without a handle: it has no order
+    if (order_count_ > 0) OP_REQUIRES_OK(context, context->ReadVariableInput(order, DT_INT32, nullptr, &token));
     operands.push_back(token);
     results.push_back(xla::ShapeUtil::MakeShape(xla::S32, {}));
     // Without tensors, as for a barrier, the result of the call is the token, not a tuple.
@@ -65,7 +68,7 @@ class XlaCollective : public XlaOpKernel {
       context->SetOutput(i, xla::Reshape(xla::GetTupleElement(call, i), request.entries[i].shape));
     }
     token = tensors == 0 ? call : xla::GetTupleElement(call, tensors);
-    if (ordered_ > 0) OP_REQUIRES_OK(context, context->AssignVariable(order, DT_INT32, token));
+    if (order_count_ > 0) OP_REQUIRES_OK(context, context->AssignVariable(order, DT_INT32, token));
   }
 
  protected:
@@ -78,7 +81,7 @@ class XlaCollective : public XlaOpKernel {
   Request request_;
 
  private:
-  tensorflow::int64 ordered_ = 0;  // the number of handles that order the op: 0 or 1
+  tensorflow::int64 order_count_ = 0;  // the number of handles that order the op: 0 or 1
 };
 
 class XlaReduceGradients : public XlaCollective {

@@ -136,7 +136,9 @@ def test_an_update_keeps_its_place_among_other_collectives():
 
 @pytest.mark.parametrize("overlapped", [False, True])
 def test_gradients_of_reduced_gradients(overlapped):
-    """The gradients of the outer update depend on the sums of the inner update, so the inner one comes first."""
+    """The gradients of the outer update depend on the sums of the inner update, so the inner one comes first. The sums
+    for the gradient of the inner update are no update themselves, and are not overlapped.
+    """
     weights = tf.Variable([1.0, 2.0])
     other = tf.Variable([3.0, 1.0])
 
@@ -151,7 +153,10 @@ def test_gradients_of_reduced_gradients(overlapped):
         return ops.reduce_gradients(found, ["other", "weights"], 1.0, "the outer")
 
     with overlap.trace_as(overlapped):
-        step.get_concrete_function()
+        graph = step.get_concrete_function().graph
+    announced = [op for op in graph.get_operations() if op.type == "MatexAnnounceUpdate"]
+    assert len(announced) == (2 if overlapped and world.is_active() and world.has_threads() else 0)
+    before = ops.count_completed(KIND)
     value = np.array([1.0, 2.0])
     # Each rank's punishment is the same function of all ranks' weights.
     wanted = 3 * value**2 * SIZE + 2 * (3 * value**2 * SIZE) * 6 * value * SIZE * SIZE
@@ -159,6 +164,24 @@ def test_gradients_of_reduced_gradients(overlapped):
         of_other, of_weights = step()
         np.testing.assert_allclose(of_other, np.array([6.0, 2.0]) * SIZE)
         np.testing.assert_allclose(of_weights, wanted, rtol=1e-5)
+    assert ops.count_completed(KIND) == before + 10 * 2 * (SIZE > 1)
+
+
+def test_the_gradient_of_a_sum_that_is_no_update_is_none(monkeypatch):
+    """Not even where every update is overlapped."""
+    monkeypatch.setattr(overlap, "is_chosen", lambda *_: world.is_active() and not tf.executing_eagerly())
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            (total,) = ops.reduce_gradients([x], ["x"], ops.make_weight(1), "a sum", is_update=False)
+            square = tf.reduce_sum(total**2)
+        return tape.gradient(square, x)
+
+    before = ops.count_completed(KIND)
+    np.testing.assert_allclose(step(tf.constant([1.0, 2.0])), np.array([2.0, 4.0]) * SIZE**2)
+    assert ops.count_completed(KIND) == before
 
 
 def test_branches():

@@ -34,10 +34,8 @@ int64_t MoveFragments(std::vector<Fragment>* unassigned, int64_t max_count, std:
 std::string NameOf(const Transfer& transfer, const std::vector<Entry>& entries) {
   const Fragment& first = transfer.fragments.front();
   const Entry& entry = entries[first.entry];
-  std::string name = entry.name;
-  if (transfer.fragments.size() > 1) name += " and " + std::to_string(transfer.fragments.size() - 1) + " more";
-  if (first.count < entry.count()) name += " from element " + std::to_string(first.offset);
-  return name;
+  const std::string from = first.count < entry.count() ? " from element " + std::to_string(first.offset) : "";
+  return NameAll(entry.name, transfer.fragments.size()) + from;
 }
 
 }  // namespace
@@ -55,12 +53,15 @@ bool Entry::operator==(const Entry& other) const {
 }
 
 std::string UpdatePart::Name() const {
-  return place + ": " + (gradients.empty() ? NameOf(layout->entries(), 0, layout->entries().size()) : gradients);
+  return place + ": " + (gradients.empty() ? NameOf(layout->entries()) : gradients);
 }
 
-std::string NameOf(const std::vector<Entry>& entries, size_t begin, size_t end) {
-  if (begin == end) return "no gradients";
-  return entries[begin].name + (end - begin == 1 ? "" : " and " + std::to_string(end - begin - 1) + " more");
+std::string NameAll(const std::string& first, size_t count) {
+  return first + (count == 1 ? "" : " and " + std::to_string(count - 1) + " more");
+}
+
+std::string NameOf(const std::vector<Entry>& entries) {
+  return entries.empty() ? "no gradients" : NameAll(entries[0].name, entries.size());
 }
 
 std::string ShapeText(const std::vector<int64_t>& shape) {
@@ -184,7 +185,7 @@ void Layout::AppendOwnedGroup(const std::vector<int>& group, std::vector<Transfe
   for (int64_t k = 0; k < transfer_count; ++k) {
     Transfer transfer;
     transfer.type = type;
-    transfer.name = NameOf(entries_, group[0], group[0] + group.size());
+    transfer.name = NameAll(entries_[group[0]].name, group.size());
     if (transfer_count > 1)
       transfer.name += ", part " + std::to_string(k + 1) + " of " + std::to_string(transfer_count);
     const int64_t max_of_owner = (most_owned + transfer_count - 1) / transfer_count;  // elements in one transfer

@@ -99,10 +99,13 @@ class Layout {
   // What compression has left out of the earlier sums of entry `i` (error_feedback.h); null if it is not compressed.
   const Residual& residual(int i) const { return residuals_[i]; }
 
-  // The transfers for given buckets: entries of different buckets never share a transfer. `boundaries` as in buckets.h.
+  // The transfers for given buckets: entries of different buckets never share a transfer. Bucket k has the entries
+  // boundaries[k] up to boundaries[k + 1].
   std::vector<Transfer> TransfersOf(const std::vector<int>& boundaries) const;
 
-  // The transfers in the order of entries; only entries smaller than `fuse_bytes` share one.
+  // The transfers in the order of entries, for new weights (weights/pieces.cc), which are sent in this order. An entry
+  // smaller than `fuse_bytes` shares a transfer only with its neighbours, until they have `fuse_bytes`. (In transfers()
+  // it may come late: it waits until entries of its type fill a transfer.)
   std::vector<Transfer> TransfersInOrder() const;
 
  private:
@@ -140,8 +143,9 @@ struct UpdatePart {
   std::string Name() const;  // the name of the whole update: Adam: dense/kernel and 7 more
 };
 
-// The gradients of entries [begin, end), for messages: dense/kernel and 7 more.
-std::string NameOf(const std::vector<Entry>& entries, size_t begin, size_t end);
+// Names of gradients, for messages: dense/kernel and 7 more. `count`: the number of gradients, with the first.
+std::string NameAll(const std::string& first, size_t count);
+std::string NameOf(const std::vector<Entry>& entries);
 
 std::string ShapeText(const std::vector<int64_t>& shape);  // [784, 10]
 

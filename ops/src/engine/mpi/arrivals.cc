@@ -28,6 +28,7 @@ namespace {
 constexpr int kSpins = 2'000;  // about 10 microseconds, or 100 where the pause instruction is slow
 constexpr int kYields = 1'000;  // less than a millisecond if no other thread computes
 constexpr std::chrono::milliseconds kMaxSleep(1);  // short, because MPI makes progress only between the sleeps
+constexpr int kProgressInterval = 16;  // MPI makes progress every so many meetings, even if this rank never waits
 std::atomic<bool> counts_waits{false};  // off by default: reading the clocks takes as long as a small sum
 std::atomic<int64_t> waited_nanoseconds{0}, waited_core_nanoseconds{0};
 
@@ -36,8 +37,6 @@ int64_t ReadClock(clockid_t clock) {
   clock_gettime(clock, &now);
   return now.tv_sec * 1'000'000'000 + now.tv_nsec;
 }
-
-constexpr int kProgressInterval = 16;  // MPI makes progress every so many meetings, even if this rank never waits
 
 static_assert(std::atomic<int64_t>::is_always_lock_free, "atomics in shared memory must be lock-free");
 
@@ -147,7 +146,7 @@ int Arrivals::WaitUntil(const std::function<bool()>& has_come) {
 }
 
 Arrivals::Waited Arrivals::WaitedSoFar() {
-  counts_waits = true;
+  counts_waits = true;  // the first call begins the count, and returns zeros
   return {1e-9 * waited_nanoseconds, 1e-9 * waited_core_nanoseconds};
 }
 

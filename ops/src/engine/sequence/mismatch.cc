@@ -56,6 +56,7 @@ std::string Difference(const RanksAtPlace& one, const RanksAtPlace& other) {
     return "MATEX_CHECK_NUMERICS checks this update on " + (a.checked ? rank_a : rank_b) + " but not on " +
            (a.checked ? rank_b : rank_a) + ", where a LossScaleOptimizer is in use";
   }
+  // For example: rank 0 (a) reduces them at once, rank 1 (b) computes no more (`mode` in rendezvous.cc).
   if (a.mode != b.mode) return rank_a + " " + a.mode + ", " + rank_b + " " + b.mode;
   return "";
 }

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
-#include <limits>
 #include <string>
 
 #include "engine/base/hash.h"
@@ -104,14 +103,9 @@ Summary MakeSummary(const Report& mine, int rank) {
   return summary;
 }
 
-// `report` = the report of rank `root`, without its entries if it is longer than MPI can count. Collective.
+// `report` = the report of rank `root`. Collective.
 Error BroadcastReport(const World& world, int root, const Report& mine, Report* report) {
   std::string text = world.rank == root ? Encode(mine) : "";
-  if (text.size() > static_cast<size_t>(std::numeric_limits<int>::max())) {
-    Report shorter = mine;
-    shorter.entries.clear();
-    text = Encode(shorter);
-  }
   int length = static_cast<int>(text.size());
   int code = MPI_Bcast(&length, 1, MPI_INT, root, world.sequence);
   text.resize(length);

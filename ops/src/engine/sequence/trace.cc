@@ -98,7 +98,7 @@ class Recorder {
       current.meet += now - start;
       if (lane == Lane::kCommunication) current.waits.emplace_back(start, now);
     }
-    if (activity == Activity::kPull && updated_ >= 0) {
+    if (activity == Activity::kPull && updated_ >= 0) {  // new weights belong to the last update, which has ended
       totals_[updated_].pulled += bytes;
       totals_[updated_].pull += now - start;
     }
@@ -277,11 +277,12 @@ class Recorder {
   std::vector<std::string> labels_;
   std::unordered_map<std::string, int> label_numbers_;  // the index of a text in labels_
   std::unordered_map<uint64_t, int> places_;            // the label of a place, by the hash in MarkUpdate
-  std::unordered_map<int, int64_t> seen_[kLanes];       // by lane: the number of updates of each label
+  // By lane: the number of updates of each label. Overlapped updates are in two lanes: announcement and reduction.
+  std::unordered_map<int, int64_t> seen_[kLanes];
   std::vector<std::pair<int64_t, int64_t>> waits_;  // of the earlier parts of an update whose further parts follow
   bool has_more_parts_ = false;  // whether further parts of the overlapped update follow
   std::map<int, Totals> totals_;  // by label
-  int updated_ = -1;  // the label of the last update if the totals include it, else -1: new weights count for it
+  int updated_ = -1;  // the label of the last update; -1: the totals do not include it
   Current currents_[kLanes];  // by lane
   Stretch stretch_;
 };

@@ -77,10 +77,7 @@ bool LongestWait(Waiting* waiting) {
     if (found && seconds <= waiting->seconds) continue;
     found = true;
     *waiting = {seconds, (*one.place)()};
-    if (one.layout != nullptr) {
-      const std::vector<Entry>& entries = one.layout->entries();
-      waiting->place += ", with the gradients of " + NameOf(entries, 0, entries.size());
-    }
+    if (one.layout != nullptr) waiting->place += ", with the gradients of " + NameOf(one.layout->entries());
   }
   return found;
 }

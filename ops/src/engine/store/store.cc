@@ -2,10 +2,6 @@
 // Control, which all ranks write; a Line for each rank; the state of each batch; a progress table for each rank; and
 // the shared numbers, the variables that the ranks train.
 //
-// No rank begins a batch that is more than `bound` batches after the oldest unfinished one. A step consists of parts,
-// which are additions to variables. A progress table says how much of each part of its batch a rank has added. If the
-// rank is lost, the rank that takes over the batch adds the rest.
-//
 // A rank takes a batch in two moves: first it announces the batch in its Line, then it changes the state of the batch.
 // In between the line names a batch that the rank does not hold. So the line is a lower bound of the rank's batches.
 #include "engine/store/store.h"
@@ -52,7 +48,7 @@ constexpr int32_t kFree = 0, kRefused = std::numeric_limits<int32_t>::min();
 constexpr int32_t HeldBy(int rank) { return rank + 1; }
 constexpr int32_t TrainedBy(int rank) { return -(rank + 1); }
 
-constexpr int64_t kLine = 128;
+constexpr int64_t kLine = 128;  // bytes; the areas of different ranks have no cache line in common
 
 std::shared_ptr<SharedStore>& StorePointer() {
   static auto* const store = new std::shared_ptr<SharedStore>;
@@ -127,7 +123,7 @@ void SharedStore::Deal(int64_t first, int64_t count) {
     Line& line = LineOf(rank);
     line.progress = -1;
     line.version = -2;
-    // A rank without a batch would make no step in this epoch and have no metrics.
+    // The first batches are dealt, one to each rank: a slow rank might get no batch, and so have no metrics.
     line.oldest = first + rank < count ? first + rank : Line::kNone;
     if (first + rank < count) StateOf(first + rank) = HeldBy(rank);
   }
@@ -190,7 +186,8 @@ bool SharedStore::TakeOver(int64_t bound) {
       if (announced == Line::kNone) break;  // it holds no batch, or another rank has taken over its batch
       const int64_t held = FindHeld(rank);
       if (held != announced) {
-        // `FindOldest` reads one line after another: it may have read the line of the new holder before that had it.
+        // Another rank has taken the batch over. This line keeps the batch until that rank has trained it, because
+        // `FindOldest`, which reads one line after another, may have read the line of that rank too early.
         const bool is_with_another = StateOf(announced) > kFree;
         if (is_with_another) break;
         // The line is only a lower bound: replace it by the true batch, or kNone, and look again.

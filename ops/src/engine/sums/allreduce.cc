@@ -256,28 +256,29 @@ int Adder::Choose() {
 
 namespace {
 
-// Never destroyed: threads of TensorFlow may still be in a sum when the process ends.
-Adder*& AdderSlot(bool overlapped) {
-  static Adder* adders[2] = {nullptr, nullptr};
-  return adders[overlapped];
-}
+// Not destroyed when the process ends: threads of TensorFlow may still be in a sum.
+Adder* adders[2] = {nullptr, nullptr};  // of the inline and of the overlapped reduction
 
-Adder& GetOrMake(Adder*& adder, MPI_Comm communicator, bool asleep) {
+Adder& GetOrMake(bool overlapped) {
   const World& world = TheWorld();
-  if (adder == nullptr) adder = new Adder(communicator, world.algorithm, world.node, asleep);
+  Adder*& adder = adders[overlapped];
+  if (adder == nullptr) {
+    // The thread of overlapped sums sleeps while it waits, because the other threads then compute.
+    adder = new Adder(overlapped ? world.overlapped : world.gradients, world.algorithm, world.node, overlapped);
+  }
   return *adder;
 }
 
 }  // namespace
 
-Adder& InlineAdder() { return GetOrMake(AdderSlot(false), TheWorld().gradients, false); }
+Adder& InlineAdder() { return GetOrMake(false); }
 
-Adder& OverlappedAdder() { return GetOrMake(AdderSlot(true), TheWorld().overlapped, true); }
+Adder& OverlappedAdder() { return GetOrMake(true); }
 
 void ForgetAdders() {
-  for (const bool overlapped : {false, true}) {
-    delete AdderSlot(overlapped);
-    AdderSlot(overlapped) = nullptr;
+  for (Adder*& adder : adders) {
+    delete adder;
+    adder = nullptr;
   }
 }
 

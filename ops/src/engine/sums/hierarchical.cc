@@ -18,77 +18,66 @@ namespace {
 
 // The elements that ranks own, sorted by the ranks' positions (Levels::positions). The segment of a carrier contains
 // the elements of the ranks with its local rank: one rank of each node.
-class Segments {
- public:
+struct Segments {
   Segments(const Levels& levels, const std::vector<int64_t>& starts, Type type, bool asleep, std::vector<char>* buffer)
-      : levels_(levels),
-        starts_(starts),
-        width_(static_cast<int64_t>(SizeOf(type))),
-        within_{levels.within, asleep},
-        starts_by_position_(levels.positions.size() + 1, 0),
-        segment_counts_(levels.carriers, 0),
-        segment_starts_(levels.carriers, 0) {
+      : levels(levels),
+        starts(starts),
+        width(static_cast<int64_t>(SizeOf(type))),
+        within{levels.within, asleep},
+        starts_by_position(levels.positions.size() + 1, 0),
+        segment_counts(levels.carriers, 0),
+        segment_starts(levels.carriers, 0) {
     // First the length at each position, shifted by one; then the sums of these lengths, which are the starts.
     for (size_t rank = 0; rank < levels.positions.size(); ++rank)
-      starts_by_position_[levels.positions[rank] + 1] = starts[rank + 1] - starts[rank];
-    std::partial_sum(starts_by_position_.begin(), starts_by_position_.end(), starts_by_position_.begin());
+      starts_by_position[levels.positions[rank] + 1] = starts[rank + 1] - starts[rank];
+    std::partial_sum(starts_by_position.begin(), starts_by_position.end(), starts_by_position.begin());
     for (int carrier = 0; carrier < levels.carriers; ++carrier) {
-      const int64_t begin = starts_by_position_[carrier * levels.nodes];
-      segment_starts_[carrier] = static_cast<int>(begin);
-      segment_counts_[carrier] = static_cast<int>(starts_by_position_[(carrier + 1) * levels.nodes] - begin);
+      const int64_t begin = starts_by_position[carrier * levels.nodes];
+      segment_starts[carrier] = static_cast<int>(begin);
+      segment_counts[carrier] = static_cast<int>(starts_by_position[(carrier + 1) * levels.nodes] - begin);
     }
-    const int64_t all = starts_by_position_.back() * width_;
+    const int64_t all = starts_by_position.back() * width;
     if (static_cast<int64_t>(buffer->size()) < 2 * all) buffer->resize(2 * all);
-    sorted_ = buffer->data();
-    mine_ = buffer->data() + all;
-    const int64_t* const own = starts_by_position_.data() + within_.rank() * levels.nodes;  // of this rank's segment
-    for (int node = 0; node <= levels.nodes; ++node) starts_by_node_.push_back(own[node] - own[0]);
+    sorted = buffer->data();
+    mine = buffer->data() + all;
+    const int64_t* const own = starts_by_position.data() + within.rank() * levels.nodes;  // of this rank's segment
+    for (int node = 0; node <= levels.nodes; ++node) starts_by_node.push_back(own[node] - own[0]);
   }
 
   enum class Direction { kFromData, kToData };
 
   // Copies the elements of all ranks between `data`, in rank order, and the sorted buffer.
   void Sort(char* data, Direction direction) const {
-    for (size_t rank = 0; rank < levels_.positions.size(); ++rank)
-      CopyRank(rank, data, sorted_ + starts_by_position_[levels_.positions[rank]] * width_, direction);
+    for (size_t rank = 0; rank < levels.positions.size(); ++rank)
+      CopyRank(rank, data, sorted + starts_by_position[levels.positions[rank]] * width, direction);
   }
 
   // Copies this rank's own elements between `data` and the segment that this rank carries.
   void CopyOwn(char* data, Direction direction) const {
-    const int node = Calls{levels_.across, false}.rank();
-    CopyRank(RankAt(within_.rank() * levels_.nodes + node), data, mine_ + starts_by_node_[node] * width_, direction);
+    const int node = Calls{levels.across, false}.rank();
+    // This rank's number in the data, found by its position: in `within` and `across` it has other numbers.
+    const auto begin = levels.positions.begin(), end = levels.positions.end();
+    const auto rank = std::find(begin, end, within.rank() * levels.nodes + node) - begin;
+    CopyRank(rank, data, mine + starts_by_node[node] * width, direction);
   }
 
-  const Calls& within() const { return within_; }
-  char* sorted() const { return sorted_; }
-  char* mine() const { return mine_; }
-  const std::vector<int64_t>& starts_by_node() const { return starts_by_node_; }
-  const int* segment_counts() const { return segment_counts_.data(); }
-  const int* segment_starts() const { return segment_starts_.data(); }
-
- private:
   // Copies the elements of `rank` between `data` and `buffer`, where they begin.
   void CopyRank(size_t rank, char* data, char* buffer, Direction direction) const {
-    char* const of_rank = data + starts_[rank] * width_;
+    char* const of_rank = data + starts[rank] * width;
     const bool is_to_data = direction == Direction::kToData;
-    const int64_t bytes = (starts_[rank + 1] - starts_[rank]) * width_;
+    const int64_t bytes = (starts[rank + 1] - starts[rank]) * width;
     std::memcpy(is_to_data ? of_rank : buffer, is_to_data ? buffer : of_rank, bytes);
   }
 
-  int RankAt(int position) const {
-    const auto first = levels_.positions.begin();
-    return static_cast<int>(std::find(first, levels_.positions.end(), position) - first);
-  }
-
-  const Levels& levels_;
-  const std::vector<int64_t>& starts_;
-  const int64_t width_;
-  const Calls within_;
-  std::vector<int64_t> starts_by_position_;           // in the sorted buffer
-  std::vector<int64_t> starts_by_node_;               // in this rank's segment
-  std::vector<int> segment_counts_, segment_starts_;  // of each carrier, in the sorted buffer
-  char* sorted_ = nullptr;                            // the sorted buffer
-  char* mine_ = nullptr;                              // the segment that this rank carries
+  const Levels& levels;
+  const std::vector<int64_t>& starts;               // of each rank's elements in the data
+  const int64_t width;                              // the bytes of an element
+  const Calls within;                               // the calls on the ranks of this node
+  std::vector<int64_t> starts_by_position;          // in the sorted buffer
+  std::vector<int64_t> starts_by_node;              // in this rank's segment
+  std::vector<int> segment_counts, segment_starts;  // of each carrier, in the sorted buffer
+  char* sorted = nullptr;                           // the sorted buffer
+  char* mine = nullptr;                             // the segment that this rank carries
 };
 
 }  // namespace
@@ -127,11 +116,10 @@ int ReduceScatterInTwoLevels(const Levels& levels, void* data, const std::vector
                              bool asleep, std::vector<char>* buffer) {
   const Segments segments(levels, starts, type, asleep, buffer);
   segments.Sort(static_cast<char*>(data), Segments::Direction::kFromData);
-  int code = segments.within().ReduceScatter(segments.sorted(), segments.mine(), segments.segment_counts(), type);
+  int code = segments.within.ReduceScatter(segments.sorted, segments.mine, segments.segment_counts.data(), type);
   if (code != MPI_SUCCESS) return code;
   std::vector<char> received;
-  const std::vector<int64_t>& by_node = segments.starts_by_node();
-  code = RingReduceScatter(levels.across, segments.mine(), by_node, type, asleep, &received);
+  code = RingReduceScatter(levels.across, segments.mine, segments.starts_by_node, type, asleep, &received);
   if (code == MPI_SUCCESS) segments.CopyOwn(static_cast<char*>(data), Segments::Direction::kToData);
   return code;
 }
@@ -140,10 +128,10 @@ int AllgatherInTwoLevels(const Levels& levels, void* data, const std::vector<int
                          std::vector<char>* buffer) {
   const Segments segments(levels, starts, type, asleep, buffer);
   segments.CopyOwn(static_cast<char*>(data), Segments::Direction::kFromData);
-  const std::vector<int64_t>& by_node = segments.starts_by_node();
-  if (const int code = RingAllgather(levels.across, segments.mine(), by_node, type, asleep)) return code;
-  const int code = segments.within().Allgatherv(segments.mine(), segments.sorted(), segments.segment_counts(),
-                                                segments.segment_starts(), type);
+  int code = RingAllgather(levels.across, segments.mine, segments.starts_by_node, type, asleep);
+  if (code != MPI_SUCCESS) return code;
+  code = segments.within.Allgatherv(segments.mine, segments.sorted, segments.segment_counts.data(),
+                                    segments.segment_starts.data(), type);
   if (code == MPI_SUCCESS) segments.Sort(static_cast<char*>(data), Segments::Direction::kToData);
   return code;
 }

@@ -121,7 +121,8 @@ class Ring {
   bool Adds(int round) const { return round < adding_; }
 
   int Receive(int round) {
-    // A receive in place overwrites the segment sent in round - adding_, N - 1 rounds before. This send may still run.
+    // In an all-reduce, a receive in place overwrites the segment sent N - 1 rounds before, in round - adding_. This
+    // send may still run. (In an all-gather a rank receives only segments that it has not sent before.)
     if (!Adds(round) && adding_ > 0) {
       if (const int code = AwaitSends(round - adding_)) return code;
     }

@@ -188,8 +188,8 @@ class Overlapped {
                      const std::function<Error()>& transfer) {
     const std::string given_up = WaitFor(update, entries);
     const std::function<std::string()> place = [&] {
-      const std::string more = entries.size() == 1 ? "" : " and " + std::to_string(entries.size() - 1) + " more";
-      return update->part.place + ", with the gradients of " + update->part.layout->entries()[entries[0]].name + more;
+      const std::string& first = update->part.layout->entries()[entries[0]].name;
+      return update->part.place + ", with the gradients of " + NameAll(first, entries.size());
     };
     const NotedWait wait(Waiter::kOverlapped, &place);
     // The ranks agree, unless all these gradients were in an earlier transfer: a large gradient has several transfers,

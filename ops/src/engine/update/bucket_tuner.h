@@ -13,17 +13,18 @@
 
 namespace matex {
 
-// The transfers (layout.h) by which the gradients of one layout are summed. At first they are the layout's own
-// transfers; after a number of updates, equal on all ranks, those of the chosen buckets.
+// The transfers (layout.h: each is one sum over ranks) of the gradients of one layout. At first they are the layout's
+// own transfers, which depend only on the sizes of gradients. After a number of updates, equal on all ranks, they are
+// the transfers of the chosen buckets, one or several for each.
 class BucketTuner {
  public:
   explicit BucketTuner(const Layout& layout) : transfers_(layout.transfers()) {}
 
   const std::vector<Transfer>& transfers() const { return transfers_; }
 
-  // Called after each update of `layout`. `ready`: the seconds from the announcement of the update, which precedes its
-  // gradients (async_reduction.h), to each gradient. The last measured update ends with the choice of buckets, which is
-  // collective.
+  // Called after each update. `layout`: of this update; it equals the constructor's. `ready`: the seconds from the
+  // announcement of the update, which precedes its gradients (async_reduction.h), to each gradient. The last measured
+  // update ends with the choice of buckets, which is collective.
   Error AddUpdate(const Layout& layout, const std::vector<double>& ready);
 
  private:

@@ -17,10 +17,27 @@
 namespace matex {
 namespace {
 
-// The address of element `offset` of a tensor whose elements have `size` bytes.
+// The address of element `offset` of an array whose elements have `size` bytes.
 template <typename Byte>
-Byte* At(Byte* tensor, int64_t offset, size_t size) {
-  return tensor + offset * static_cast<int64_t>(size);
+Byte* At(Byte* array, int64_t offset, size_t size) {
+  return array + offset * static_cast<int64_t>(size);
+}
+
+// The address of a fragment in its tensor. `tensors`: the inputs or outputs, by entry.
+const char* At(const void* const* tensors, const Fragment& fragment, size_t size) {
+  return At(static_cast<const char*>(tensors[fragment.entry]), fragment.offset, size);
+}
+char* At(void* const* tensors, const Fragment& fragment, size_t size) {
+  return At(static_cast<char*>(tensors[fragment.entry]), fragment.offset, size);
+}
+
+// Writes elements [first, first + count) of the transfer, this rank's gradients times `weight`, to `to`.
+void ScaleInto(char* to, const Transfer& transfer, const void* const* inputs, int64_t first, int64_t count,
+               double weight) {
+  const size_t size = SizeOf(transfer.type);
+  InFragments(transfer, first, count, [&](const Fragment& fragment, int64_t at) {
+    Scale(transfer.type, At(inputs, fragment, size), At(to, at - first, size), fragment.count, weight);
+  });
 }
 
 // Adds the residuals, which compression has left out of earlier sums, to the gradients of the transfer in `data`, and
@@ -70,7 +87,6 @@ Error RunTransfer(const Layout& layout, const Transfer& transfer, const void* co
                   double weight, std::vector<char>* buffer, const AddUp& add_up) {
   const size_t size = SizeOf(transfer.type);  // of an element
   const bool fused = transfer.fragments.size() > 1;
-  const Fragment& first = transfer.fragments.front();
   const int64_t bytes = transfer.count * static_cast<int64_t>(size);
   const Span bucket(Activity::kBucket, &transfer.name, bytes);
   // The buffer: the fused elements, and then the residuals.
@@ -78,16 +94,11 @@ Error RunTransfer(const Layout& layout, const Transfer& transfer, const void* co
   const size_t residual_bytes = transfer.compressed ? transfer.count * sizeof(float) : 0;
   if (buffer->size() < fused_bytes + residual_bytes) buffer->resize(fused_bytes + residual_bytes);
   float* const residual = transfer.compressed ? reinterpret_cast<float*>(buffer->data() + fused_bytes) : nullptr;
-  char* const data = fused ? buffer->data() : At(static_cast<char*>(outputs[first.entry]), first.offset, size);
+  char* const data = fused ? buffer->data() : At(outputs, transfer.fragments.front(), size);
   // Each transfer is scaled just before its sum and copied out just after it, so that it stays in the cache.
   {
     const Span span(Activity::kCopyIn, bytes);
-    char* at = data;
-    for (const Fragment& fragment : transfer.fragments) {
-      const char* from = At(static_cast<const char*>(inputs[fragment.entry]), fragment.offset, size);
-      Scale(transfer.type, from, at, fragment.count, weight);
-      at = At(at, fragment.count, size);
-    }
+    ScaleInto(data, transfer, inputs, 0, transfer.count, weight);
     if (transfer.compressed) AddResiduals(layout, transfer, reinterpret_cast<float*>(data));
   }
   {
@@ -99,23 +110,20 @@ Error RunTransfer(const Layout& layout, const Transfer& transfer, const void* co
   const auto [begin, end] = OwnOf(transfer);
   const Span span(Activity::kCopyOut, (end - begin) * static_cast<int64_t>(size));
   InFragments(transfer, begin, end - begin, [&](const Fragment& fragment, int64_t at) {
-    char* to = At(static_cast<char*>(outputs[fragment.entry]), fragment.offset, size);
-    std::memcpy(to, At(data, at, size), fragment.count * size);
+    std::memcpy(At(outputs, fragment, size), At(data, at, size), fragment.count * size);
   });
   return Error();
 }
 
 int GatherTransfer(const Transfer& transfer, void* const* wholes, std::vector<char>* buffer, const Gather& gather) {
   const size_t size = SizeOf(transfer.type);
-  const Fragment& first = transfer.fragments.front();
-  if (transfer.fragments.size() == 1)
-    return gather(transfer, At(static_cast<char*>(wholes[first.entry]), first.offset, size));
+  if (transfer.fragments.size() == 1) return gather(transfer, At(wholes, transfer.fragments.front(), size));
   if (buffer->size() < transfer.count * size) buffer->resize(transfer.count * size);
   enum class Direction { kToBuffer, kToVariables };
   // Copies elements [begin, end) of the transfer between the variables and the buffer.
   const auto copy = [&](int64_t begin, int64_t end, Direction direction) {
     InFragments(transfer, begin, end - begin, [&](const Fragment& fragment, int64_t at) {
-      char* const whole = At(static_cast<char*>(wholes[fragment.entry]), fragment.offset, size);
+      char* const whole = At(wholes, fragment, size);
       char* const fused = At(buffer->data(), at, size);
       const bool is_to_buffer = direction == Direction::kToBuffer;
       std::memcpy(is_to_buffer ? fused : whole, is_to_buffer ? whole : fused, fragment.count * size);
@@ -135,19 +143,15 @@ int RunTransfer(const Transfer& transfer, const void* const* inputs, void* const
   const int64_t bytes = transfer.count * static_cast<int64_t>(size);
   const Span bucket(Activity::kBucket, &transfer.name, bytes);
   const Span span(Activity::kTransfer, bytes);
-  // Writes the weighted elements [first, first + count) of this rank's gradients to shared memory.
   const auto produce = [&](char* to, int64_t first, int64_t count) {
-    InFragments(transfer, first, count, [&](const Fragment& fragment, int64_t at) {
-      const char* const from = At(static_cast<const char*>(inputs[fragment.entry]), fragment.offset, size);
-      Scale(transfer.type, from, At(to, at - first, size), fragment.count, weight);
-    });
+    ScaleInto(to, transfer, inputs, first, count, weight);
   };
-  // Writes the sums of these elements, which are one + other, or `one` if `other` is null, to the outputs.
+  // Writes the sums of elements [first, first + count), one + other, or `one` if `other` is null, to the outputs.
   const auto consume = [&](const char* one, const char* other, int64_t first, int64_t count) {
     InFragments(transfer, first, count, [&](const Fragment& fragment, int64_t at) {
       const char* const addend = other == nullptr ? nullptr : At(other, at - first, size);
-      char* const to = At(static_cast<char*>(outputs[fragment.entry]), fragment.offset, size);
-      SharedMemory::Write(transfer.type, At(one, at - first, size), addend, to, fragment.count);
+      SharedMemory::Write(transfer.type, At(one, at - first, size), addend, At(outputs, fragment, size),
+                          fragment.count);
     });
   };
   return memory->Sum(transfer.type, transfer.count, produce, consume);
@@ -177,7 +181,7 @@ Scatter::Scatter(const Layout& layout, int ranks) {
     }
     for (Transfer& share : shares) {
       share.type = static_cast<Type>(type);
-      share.name = NameOf(layout.entries(), 0, layout.entries().size());
+      share.name = NameOf(layout.entries());
     }
     if (total > 0) by_type.push_back(std::move(shares));
   }
@@ -199,15 +203,12 @@ int ExchangeShares(const Shares& shares, const void* const* inputs, void* const*
     const Span bucket(Activity::kBucket, &mine.name, bytes);
     const Span span(Activity::kTransfer, bytes);
     const auto produce = [&](char* to, int64_t first, int64_t count) {
-      InFragments(theirs, first, count, [&](const Fragment& fragment, int64_t at) {
-        const char* const from = At(static_cast<const char*>(inputs[fragment.entry]), fragment.offset, size);
-        Scale(type, from, At(to, at - first, size), fragment.count, weight);
-      });
+      ScaleInto(to, theirs, inputs, first, count, weight);
     };
     const auto consume = [&](const char* other, int64_t first, int64_t count) {
       InFragments(mine, first, count, [&](const Fragment& fragment, int64_t at) {
-        const char* own = At(static_cast<const char*>(inputs[fragment.entry]), fragment.offset, size);
-        char* const to = At(static_cast<char*>(outputs[fragment.entry]), fragment.offset, size);
+        const char* own = At(inputs, fragment, size);
+        char* const to = At(outputs, fragment, size);
         if (weight != 1) {
           Scale(type, own, to, fragment.count, weight);
           own = to;
@@ -248,15 +249,13 @@ int RunShares(const Shares& shares, const void* const* inputs, void* const* outp
     needed_ranges.clear();
     for (int share = 0; share < static_cast<int>(shares.size()); ++share) {
       const int64_t count = std::clamp<int64_t>(shares[share].count - first, 0, max_of_share);
+      ScaleInto(At(mine, share_start, size), shares[share], inputs, first, count, weight);
       const bool is_for_all = share == static_cast<int>(shares.size()) - 1;
-      const bool is_needed = is_for_all || share == memory->rank();
-      InFragments(shares[share], first, count, [&](const Fragment& fragment, int64_t at) {
-        const int64_t within = share_start + at - first;
-        Scale(type, At(static_cast<const char*>(inputs[fragment.entry]), fragment.offset, size), At(mine, within, size),
-              fragment.count, weight);
-        char* const to = At(static_cast<char*>(outputs[fragment.entry]), fragment.offset, size);
-        if (is_needed) needed_ranges.push_back({within, fragment.count, to});
-      });
+      if (is_for_all || share == memory->rank()) {
+        InFragments(shares[share], first, count, [&](const Fragment& fragment, int64_t at) {
+          needed_ranges.push_back({share_start + at - first, fragment.count, At(outputs, fragment, size)});
+        });
+      }
       share_start += count;
     }
     if (const int code = memory->SumNeeded(type, needed_ranges)) return code;

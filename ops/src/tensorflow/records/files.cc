@@ -20,7 +20,7 @@ constexpr int64_t kThreads = 16;  // the threads that may read one file at the s
 // The least bytes that are worth a system call, except at the begin of a run; the most bytes fetched ahead.
 constexpr int64_t kMinAhead = 256 << 10, kMaxAhead = 8 << 20;
 
-// A quarter of the descriptors that this process may open: at least 16, at most 1024.
+// A quarter of the descriptors that this process may open, so that the script has the others: 16 to 1024.
 size_t CountMaxOpen() {
   struct rlimit limit;
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return 1024;
@@ -43,15 +43,18 @@ FileState FileState::Of(const struct stat& found) {
 void RecordFiles::Put(RecordFile file) {
   std::lock_guard<std::mutex> lock(mutex_);
   int64_t& number = numbers_.emplace(KeyOf(file.format, file.name), file.number).first->second;
-  if (number != file.number) {
+  if (number != file.number) {  // the file has changed, here or on another rank, since it got `number`
     const std::shared_ptr<const RecordFile> was = files_[number];
-    const auto drop_places = [&](int64_t former, bool is_lost) {  // the state stays, for tickets, which need no places
+    // Frees the memory of the places. Tickets name the places of their records; a read compares only the state.
+    const auto drop_places = [&](int64_t former, bool is_lost) {
       files_[former] = std::make_shared<const RecordFile>(
           RecordFile{former, was->name, was->format, was->state, {}, {}, was->problem, was->problem_offset, is_lost});
     };
     drop_places(number, false);
+    // The file has other records in an equal state, as if written twice at one time of its clock. Tickets of all former
+    // files of this name and state are lost: the state does not show whose records the file has.
     if (was->state == file.state && (was->offsets != file.offsets || was->lengths != file.lengths)) {
-      for (size_t other = 0; other < files_.size(); ++other) {  // former files of this name and state
+      for (size_t other = 0; other < files_.size(); ++other) {
         const RecordFile* const former = files_[other].get();
         if (former != nullptr && former->format == was->format && former->name == was->name &&
             former->state == was->state) {

@@ -50,7 +50,7 @@ struct RecordFile {
 };
 
 // All indexed files of this process, by number, and by format and name. A file that has changed gets a new number, so
-// tickets of the file before are never read from the new one.
+// tickets of the former file are never read from the new one.
 class RecordFiles {
  public:
   // Adds a file, or replaces the index of its number. The number is Python's, because all ranks have the same.

@@ -34,21 +34,8 @@ constexpr const char* kUnknownName =
 
 // The problem as an error of the class that TensorFlow's own datasets raise, because scripts may catch this class.
 TfStatus StatusOfProblem(const std::string& name, const Problem& problem) {
-  const std::string text = RankAndHost() + ": " + name + ": " + problem.text + ".";
-  switch (problem.code) {
-    case error::NOT_FOUND:
-      return errors::NotFound(text);
-    case error::PERMISSION_DENIED:
-      return errors::PermissionDenied(text);
-    case error::DATA_LOSS:
-      return errors::DataLoss(text);
-    case error::INVALID_ARGUMENT:
-      return errors::InvalidArgument(text);
-    case error::UNAVAILABLE:
-      return errors::Unavailable(text);
-    default:
-      return errors::FailedPrecondition(text);
-  }
+  using Code = decltype(TfStatus().code());
+  return TfStatus(static_cast<Code>(problem.code), RankAndHost() + ": " + name + ": " + problem.text + ".");
 }
 
 class ListRecordsKernel : public OpKernel {

@@ -27,40 +27,9 @@ using namespace tensorflow;
 
 const char kNoStore[] = "asynchronous training has no shared memory";
 
-// The attribute `part`: the number of this op's addition among the additions of a step.
-struct AdditionNumber {
-  explicit AdditionNumber(OpKernelConstruction* construction) {
-    OP_REQUIRES_OK(construction, construction->GetAttr("part", &value));
-  }
-  tensorflow::int64 value = 0;
-};
-
 // The variable behind input 0.
 TfStatus FindVariable(OpKernelContext* context, core::RefCountPtr<Var>* variable) {
   return LookupResource(context, HandleFromInput(context, 0), variable);
-}
-
-// Begins addition `number` of the step, of `count` numbers or rows, to the variable behind input 0. Sets `memory` to
-// the variable's value in the store. An error if the value is not in the store, or if this rank trains no batch.
-TfStatus BeginAddition(OpKernelContext* context, DataType type, const AdditionNumber& number, int64_t count,
-                       core::RefCountPtr<Var>* variable, char** memory, SharedStore::Addition* addition) {
-  TfStatus status = FindVariable(context, variable);
-  if (!status.ok()) return status;
-  const Tensor& value = *(*variable)->tensor();
-  *memory = static_cast<char*>(DataOf(value));
-  const std::shared_ptr<SharedStore> store = TheStore();
-  const bool is_shared = value.dtype() == type && store != nullptr && store->Has(*memory);
-  if (!is_shared) {
-    return errors::FailedPrecondition(
-        "'", HandleFromInput(context, 0).name(),
-        "', which asynchronous ranks train together, was given a value of this rank's own. "
-        "Set weights between epochs, or set MATEX_STRATEGY=allreduce.");
-  }
-  if (!store->BeginAddition(number.value, count, addition)) {
-    return errors::FailedPrecondition("addition ", number.value,
-                                      " of the step does not belong to a batch that this rank trains");
-  }
-  return TfStatus();
 }
 
 // MatexView: the value of the variable becomes a view of the store's memory at `offset`. With `writes`, the current
@@ -92,6 +61,60 @@ class ViewKernel : public OpKernel {
   bool writes_ = false;
 };
 
+// The base of the kernels that add to the variable behind input 0.
+template <typename T>
+class AdditionKernel : public OpKernel {
+ public:
+  explicit AdditionKernel(OpKernelConstruction* construction) : OpKernel(construction) {
+    OP_REQUIRES_OK(construction, construction->GetAttr("part", &part_));
+    if (construction->HasAttr("sign")) OP_REQUIRES_OK(construction, construction->GetAttr("sign", &sign_));
+  }
+
+ protected:
+  // Begins this op's addition, of `count` numbers or rows. Sets `to` to the variable's value in the store. An error if
+  // the value is not in the store, or if this rank trains no batch.
+  TfStatus Begin(OpKernelContext* context, int64_t count, core::RefCountPtr<Var>* variable, T** to,
+                 SharedStore::Addition* addition) const {
+    TfStatus status = FindVariable(context, variable);
+    if (!status.ok()) return status;
+    const Tensor& value = *(*variable)->tensor();
+    *to = static_cast<T*>(DataOf(value));
+    const std::shared_ptr<SharedStore> store = TheStore();
+    const bool is_shared = value.dtype() == DataTypeToEnum<T>::value && store != nullptr && store->Has(*to);
+    if (!is_shared) {
+      return errors::FailedPrecondition(
+          "'", HandleFromInput(context, 0).name(),
+          "', which asynchronous ranks train together, was given a value of this rank's own. "
+          "Set weights between epochs, or set MATEX_STRATEGY=allreduce.");
+    }
+    if (!store->BeginAddition(part_, count, addition)) {
+      return errors::FailedPrecondition("addition ", part_,
+                                        " of the step does not belong to a batch that this rank trains");
+    }
+    return TfStatus();
+  }
+
+  // The same for an addition of input `index`, which must have the variable's shape. Sets `values` to its numbers.
+  TfStatus BeginWhole(OpKernelContext* context, int index, core::RefCountPtr<Var>* variable, T** to, const T** values,
+                      SharedStore::Addition* addition) const {
+    const Tensor& update = context->input(index);
+    TfStatus status = Begin(context, update.NumElements(), variable, to, addition);
+    if (!status.ok()) return status;
+    const TensorShape& shape = (*variable)->tensor()->shape();
+    if (update.shape() != shape) {
+      return errors::InvalidArgument("a variable of shape ", shape.DebugString(), " is given an update of shape ",
+                                     update.shape().DebugString());
+    }
+    *values = static_cast<const T*>(DataOf(update));
+    return TfStatus();
+  }
+
+  int sign_ = 1;  // -1: the values are subtracted
+
+ private:
+  tensorflow::int64 part_ = 0;  // the number of this op's addition among the additions of a step
+};
+
 // Calls `work(first, last)` for the blocks of an addition that no lost rank has made, and records each block.
 template <typename Work>
 void MakeAddition(const SharedStore::Addition& addition, int64_t count, int64_t block, Work work) {
@@ -102,7 +125,7 @@ void MakeAddition(const SharedStore::Addition& addition, int64_t count, int64_t 
   }
 }
 
-constexpr int64_t kBlock = 1024;  // numbers
+constexpr int64_t kBlock = 1024;  // the numbers that are added between two records of the progress
 
 // Adds sign * values to `to`. If two ranks add to the same float at the same time, one addition may be lost; but
 // no rank reads a half-written float. Integers are counters, so their additions are atomic.
@@ -117,58 +140,33 @@ void AddTo(T* to, const T* values, int64_t count, int sign) {
   }
 }
 
-// BeginAddition for input `index`, which must have the variable's shape. Sets `to` and `values` to the numbers of both.
 template <typename T>
-TfStatus BeginUpdate(OpKernelContext* context, int index, const AdditionNumber& number,
-                     core::RefCountPtr<Var>* variable, T** to, const T** values, SharedStore::Addition* addition) {
-  char* memory = nullptr;
-  const Tensor& update = context->input(index);
-  const int64_t count = update.NumElements();
-  TfStatus status = BeginAddition(context, DataTypeToEnum<T>::value, number, count, variable, &memory, addition);
-  if (!status.ok()) return status;
-  const TensorShape& shape = (*variable)->tensor()->shape();
-  if (update.shape() != shape) {
-    return errors::InvalidArgument("a variable of shape ", shape.DebugString(), " is given an update of shape ",
-                                   update.shape().DebugString());
-  }
-  *to = reinterpret_cast<T*>(memory);
-  *values = static_cast<const T*>(DataOf(update));
-  return TfStatus();
-}
-
-template <typename T>
-class AddKernel : public OpKernel {
+class AddKernel : public AdditionKernel<T> {
  public:
-  explicit AddKernel(OpKernelConstruction* construction) : OpKernel(construction), number_(construction) {
-    OP_REQUIRES_OK(construction, construction->GetAttr("sign", &sign_));
-  }
+  using AdditionKernel<T>::AdditionKernel;
   void Compute(OpKernelContext* context) override {
     core::RefCountPtr<Var> variable;
     T* to = nullptr;
     const T* values = nullptr;
     SharedStore::Addition addition;
-    OP_REQUIRES_OK(context, BeginUpdate(context, 1, number_, &variable, &to, &values, &addition));
+    OP_REQUIRES_OK(context, this->BeginWhole(context, 1, &variable, &to, &values, &addition));
     MakeAddition(addition, context->input(1).NumElements(), kBlock,
-                 [&](int64_t first, int64_t last) { AddTo(to + first, values + first, last - first, sign_); });
+                 [&](int64_t first, int64_t last) { AddTo(to + first, values + first, last - first, this->sign_); });
   }
-
- private:
-  const AdditionNumber number_;
-  int sign_ = 1;
 };
 
 // Reads and writes in place: moves of several ranks at the same time leave a value between the old one and their
 // targets. If `keep` is 0, the old value is not read, so an old NaN does not survive.
 template <typename T>
-class MoveKernel : public OpKernel {
+class MoveKernel : public AdditionKernel<T> {
  public:
-  explicit MoveKernel(OpKernelConstruction* construction) : OpKernel(construction), number_(construction) {}
+  using AdditionKernel<T>::AdditionKernel;
   void Compute(OpKernelContext* context) override {
     core::RefCountPtr<Var> variable;
     T* to = nullptr;
     const T* more = nullptr;
     SharedStore::Addition addition;
-    OP_REQUIRES_OK(context, BeginUpdate(context, 2, number_, &variable, &to, &more, &addition));
+    OP_REQUIRES_OK(context, this->BeginWhole(context, 2, &variable, &to, &more, &addition));
     const T keep = context->input(1).scalar<T>()();
     MakeAddition(addition, context->input(2).NumElements(), kBlock, [&](int64_t first, int64_t last) {
       if (keep == 0) {
@@ -178,32 +176,25 @@ class MoveKernel : public OpKernel {
       }
     });
   }
-
- private:
-  const AdditionNumber number_;
 };
 
 template <typename T, typename Index>
-class AddRowsKernel : public OpKernel {
+class AddRowsKernel : public AdditionKernel<T> {
  public:
-  explicit AddRowsKernel(OpKernelConstruction* construction) : OpKernel(construction), number_(construction) {
-    OP_REQUIRES_OK(construction, construction->GetAttr("sign", &sign_));
-  }
+  using AdditionKernel<T>::AdditionKernel;
   void Compute(OpKernelContext* context) override {
     core::RefCountPtr<Var> variable;
-    char* memory = nullptr;
+    T* to = nullptr;
     SharedStore::Addition addition;
     const Tensor &indices = context->input(1), &values = context->input(2);
     const int64_t count = indices.NumElements();
-    OP_REQUIRES_OK(context, BeginAddition(context, DataTypeToEnum<T>::value, number_, count, &variable, &memory,
-                                          &addition));
+    OP_REQUIRES_OK(context, this->Begin(context, count, &variable, &to, &addition));
     const TensorShape& shape = variable->tensor()->shape();
     const int64_t rows = shape.dims() > 0 ? shape.dim_size(0) : 0;
     const int64_t width = rows > 0 ? shape.num_elements() / rows : 0;
     OP_REQUIRES(context, values.NumElements() == count * width,
                 errors::InvalidArgument("rows of a variable of shape ", shape.DebugString(),
                                         " are given an update of shape ", values.shape().DebugString()));
-    T* const to = reinterpret_cast<T*>(memory);
     const auto* const row = static_cast<const Index*>(DataOf(indices));
     const auto* const from = static_cast<const T*>(DataOf(values));
     for (int64_t i = 0; i < count; ++i) {
@@ -211,13 +202,9 @@ class AddRowsKernel : public OpKernel {
                   errors::InvalidArgument("row ", row[i], " of a variable of ", rows, " rows is given an update"));
     }
     MakeAddition(addition, count, /*block=*/1, [&](int64_t i, int64_t) {
-      AddTo(to + row[i] * width, from + i * width, width, sign_);
+      AddTo(to + row[i] * width, from + i * width, width, this->sign_);
     });
   }
-
- private:
-  const AdditionNumber number_;
-  int sign_ = 1;
 };
 
 REGISTER_OP("MatexView")
