@@ -65,7 +65,7 @@ class Hdf5(Stack):
             return _Variable(self, path, name, dataset)
         texts, names = dataset.asstr("utf-8", "replace"), _list_dimension_names(dataset)
         read_dimension = functools.partial(_read_dimension, dataset)
-        return TextVariable(self, path, name, dataset.shape or (), names, texts.__getitem__, read_dimension)
+        return TextVariable(self, path, name, dataset.shape or (), names, read_dimension, texts.__getitem__)
 
     def check_whole(self, file: Any, path: Path, name: str) -> None:
         check_whole(path, name)
@@ -143,13 +143,11 @@ class _Variable(Variable):
         is_ragged = h5py.check_vlen_dtype(dataset.dtype) is not None
         kind = "numbers of rows of different lengths (VLEN)" if is_ragged else ""
         self.dtype = check_numeric(path, name, dataset.dtype, kind)
-        super().__init__(owner, path, name, dataset.shape, _list_dimension_names(dataset))
+        read_dimension = functools.partial(_read_dimension, dataset)
+        super().__init__(owner, path, name, dataset.shape, _list_dimension_names(dataset), read_dimension)
         self._dataset = dataset
         if dataset.chunks:
             self.chunk = int(dataset.chunks[self.axis])
-
-    def read_dimension(self, axis: int) -> Dimension:
-        return _read_dimension(self._dataset, axis)
 
     def fill_array(self, target: np.ndarray, start: int, stop: int) -> None:
         # HDF5 can write into `target` if stored samples have its order, memory layout and dtype.
