@@ -1,8 +1,8 @@
 """Converts columns of text to numbers by the rules of a dialect, such as 1.234,5 to 1234.5.
 
-`blocks` lets pyarrow's CSV reader parse the numbers of a file where it can. That reader knows a decimal mark, but no
-thousands mark and no plus sign. Where it fails, `blocks` reads texts, and `convert_column` removes these characters and
-lets the same reader parse the result.
+`table.py` lets pyarrow's CSV reader parse the numbers of a file where it can. That reader knows a decimal mark, but no
+thousands mark and no plus sign. Where it fails, `table.py` reads texts, and `convert_column` removes these characters
+and lets the same reader parse the result.
 """
 
 from __future__ import annotations
