@@ -111,8 +111,9 @@ class DataSet:
                 part_distribution, part_batch_size = "block", None  # distribution="batch" is for training only
             count = self._source.count_samples(part)
             self._deals[part] = Deal(count, self.size, part_distribution, part_batch_size, server_count)
-        shard = loaded_rows.Shard(self.rank, self.size, self._alone)
-        self._rows = loaded_rows.LoadedRows(self._name, self._source, self._deals, shard, normalize, self._together)
+        self._rows = loaded_rows.LoadedRows(
+            self._name, self._source, self._deals, self.rank, ranks, normalize, self._together
+        )
         self._cursors = {part: batches.BatchCursor(deal, self.rank) for part, deal in self._deals.items()}
 
     @property

@@ -91,8 +91,8 @@ def agree_on_texts(path: Path, name: str, counts_by_rank: Sequence[Mapping[str, 
     `path`: a file with the variable, for the message.
     """
     counts = number_like.add_counts(counts_by_rank)
-    if not is_requested and number_like.are_numbers(counts):
-        number = min(number_like.find_numbers(counts))
+    number = None if is_requested else number_like.find_usual_number(counts)
+    if number is not None:
         raise ReaderError(
             f"{path}: expected numbers in {name!r}, or texts that are not numbers, found numbers as text, such as "
             f"{number!r}; dtype={{{name!r}: str}} reads these texts as categories"

@@ -61,7 +61,7 @@ class Table(Columns):
         if not pa.types.is_string(column.type):
             return  # such as dates, which pyarrow recognizes
         counts = {value["values"]: value["counts"] for value in column.drop_null().value_counts().to_pylist()}
-        if number_like.are_numbers(counts):
+        if number_like.find_usual_number(counts) is not None:
             data = errors.clean_block(sample, self.dialect, lambda: place)
             # `mixed_error` is the cause that the error names if there is no such text.
             mixed_error = ValueError(f"numbers in several spellings in column {self.names[number]!r}")
@@ -76,8 +76,9 @@ class Table(Columns):
         `counts`: for each column, the number of rows with each value.
         """
         for number in sorted(set(self.texts) - self.requested_texts):
-            if number_like.are_numbers(counts[number]):
-                return number, min(number_like.find_numbers(counts[number]))
+            value = number_like.find_usual_number(counts[number])
+            if value is not None:
+                return number, value
         return None
 
     def parse_records(
