@@ -177,7 +177,7 @@ class Csv(TableFormat):
         if parser is None or len(counts) < len(surveys):
             return
         is_count_wrong = sum(counts) != self._records.count and not any(survey.has_failed for survey in surveys)
-        if self._records.ranges_within_quotes or is_count_wrong:
+        if self._records.has_range_within_quotes or is_count_wrong:
             # Now the ends of all records are known. If only the count is wrong, this reading checks the number of
             # records of each block, and an error names the place.
             row_ranges = self.list_parts(ranks)
