@@ -233,7 +233,8 @@ class DataSet:
             seed = self._order_seed
         if seed is None:
             seeds = self._together.gather(lambda: int(np.random.SeedSequence().generate_state(1)[0]), activity)
-            seed = seeds[0]  # all ranks use the seed of rank 0
+            seed = seeds[0]  # of rank 0
+        # Rows that were read in opening are in memory. If ranks exchange blocks, they read the files instead.
         order = streaming.Order(
             deal, self.rank, shuffle, seed, is_redealt, in_memory=self._rows.were_read_in_opening and not is_redealt
         )

@@ -137,6 +137,7 @@ def _match_coordinates(first_dimension: Dimension, other_dimension: Dimension) -
     first_values, other_values = first_dimension.coordinates, other_dimension.coordinates
     if first_values is None or other_values is None or len(first_values) != len(other_values) or not len(first_values):
         return slice(None)  # coordinates are unknown, or callers report different lengths
+    # Values of time are comparable in equal units only: 5 days since 2000 are not 5 days since 2001.
     if "since" in first_dimension.units + other_dimension.units and _parse_units(first_dimension.units) != _parse_units(
         other_dimension.units
     ):
@@ -165,7 +166,9 @@ def _match_coordinates(first_dimension: Dimension, other_dimension: Dimension) -
 
 
 def _parse_units(text: str) -> tuple[str, ...]:
-    """Parse units of time into a unit and the numbers of a date and time in UTC; (`text`,) for any other form."""
+    """Units of time in a form that is equal for "day since 2000-1-1" and "days since 2000-01-01 00:00"; (`text`,) for
+    units of another form.
+    """
     match = _TIME_UNITS.fullmatch(text.strip())
     if match is None:
         return (text,)

@@ -131,10 +131,10 @@ class Csv(TableFormat):
     def _survey_records(self, ranks: Ranks) -> _Survey:
         self._text = Text(self._text_files)
         start, stop = slice_bounds.deal_block(self._text.size, ranks.rank, ranks.size)
-        if self._marks.comment is not None:
+        if self._marks.comment is not None:  # a range must not begin within a comment (see `records.py`)
             start, stop = self._text.find_line_start(start), self._text.find_line_start(stop)
         parser = None
-        if self.keep:
+        if self.keep:  # rows may be kept: parse what is read in any case
             rows = Rows(self.columns, self.missing, self._find_room(ranks))
             parser = RangeParser(self._text, self.columns, rows, start, stop)
         on_block = parser.add_block if parser else None
@@ -192,7 +192,8 @@ class Csv(TableFormat):
     def check_texts(self, found: Sequence[Mapping[int, Mapping[str, int]]], ranks: Ranks) -> None:
         """Raises ReaderError if a column of text has numbers in most rows.
 
-        The first rank that has found one of these numbers reports its line; the other ranks raise FailedElsewhere.
+        Only one rank, the first that has found such a number, reads its rows again for the line of the number, and
+        raises the error. The other ranks raise FailedElsewhere, and so report its error (`agreement.py`).
         """
         table = self.columns
         number_among_texts = table.find_number_among_texts(

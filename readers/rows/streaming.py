@@ -58,6 +58,7 @@ class Order:
         if self.redeal:
             yield from self._redeal(length, epoch, chunk_rows)
             return
+        # The number in the file of this rank's first row, so that ranges begin at chunks of the file.
         file_row = 0 if self.in_memory else slice_bounds.deal_block(self.deal.count, self.rank, self.deal.size)[0]
         generator = self.make_generator(epoch) if self.shuffle else None
         for first, last in _cut_ranges(self.deal.count_held(self.rank), file_row, length, chunk_rows, generator):

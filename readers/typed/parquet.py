@@ -122,6 +122,7 @@ class Parquet(TypedTable):
         super()._settle_room(ranks, results)
         even_share = self._row_count / ranks.size
         most_rows = max(stop - start for start, stop in self.list_parts(ranks))
+        # With fewer rows than ranks the rows are uneven in any case.
         if even_share >= 1 and most_rows > _MOST_SHARES * even_share:
             suggested_rows = max(1, int(even_share) // 4)
             notes.print_note(
