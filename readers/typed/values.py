@@ -56,8 +56,9 @@ def check_type(path: Path, name: str, stored_type: Any, kind: Any, requested_dty
         )
     is_number = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_decimal(kind)
     is_text = types.is_string(kind) or types.is_large_string(kind) or is_bytes(kind)
-    if is_bytes(kind) and kind != stored_type and requested_dtype is not None and requested_dtype.kind != "U":
-        is_text = False  # lists of bytes, which cannot be numbers
+    is_number_requested = requested_dtype is not None and requested_dtype.kind != "U"
+    if is_bytes(kind) and kind != stored_type and is_number_requested:
+        is_text = False  # bytes in lists or in a dictionary cannot be decoded as numbers
     if not (is_number or is_text or types.is_temporal(kind) or types.is_null(kind)):
         raise ReaderError(
             f"{path}: expected numbers or texts in column {name!r}, or lists of numbers, found {stored_type}; write "
