@@ -101,13 +101,14 @@ class Csv(TableFormat):
             dialect = dataclasses.replace(dialect, delimiter=headers.sniff_delimiter(self.files[0], head, dialect))
         self._marks = dialect.marks
         self._text_files: list[TextFile] = []
+        self._temporary_files: dict[Path, Path] = {}  # with the text of compressed files, by their compressed file
         for file in self.files:
             known_head = head if file is self.files[0] else b""
             names, start = headers.read_names(file, known_head, header, dialect)
             if not self._text_files:
                 self.columns = Table(file, names, dialect)
             headers.check_same(file, names, header, self.files[0], self.columns.names)
-            self._text_files.append(TextFile(file, file, start))
+            self._text_files.append(TextFile(file, start))
         self.columns.choose_columns(labels, columns)
         self.labelled = "labels" in self.columns.columns
         self.columns.learn_types(*headers.sample_records(self._text_files, head, dialect), dtype)
@@ -121,15 +122,12 @@ class Csv(TableFormat):
         return path.is_file() and path.name.lower().endswith(_ENDINGS)
 
     def _settle_unpack(self, ranks: Ranks, results: Sequence[dict[Path, Path]]) -> None:
-        temporary_files, text_files = self._unpacking.settle(ranks, results), self._text_files
-        self._text_files = [
-            dataclasses.replace(file, path=temporary_files.get(file.named, file.path)) for file in text_files
-        ]
+        self._temporary_files = self._unpacking.settle(ranks, results)
 
     # Records: each rank finds the ends of records in its range of bytes, and parses the blocks that it reads for this.
 
     def _survey_records(self, ranks: Ranks) -> _Survey:
-        self._text = Text(self._text_files)
+        self._text = Text(self._text_files, self._temporary_files)
         start, stop = slice_bounds.deal_block(self._text.size, ranks.rank, ranks.size)
         if self._marks.comment is not None:  # a range must not begin within a comment (see `records.py`)
             start, stop = self._text.find_line_start(start), self._text.find_line_start(stop)

@@ -14,10 +14,9 @@ import gzip
 import itertools
 import lzma
 import zipfile
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from matex_tf.readers.base import files
 from matex_tf.readers.base.formats import ReaderError
@@ -99,32 +98,29 @@ def read_head(path: Path, length: int, dialect: Dialect) -> bytes:
         return files.read_all(file, length)[:length]
 
 
-@dataclass(frozen=True)
-class TextFile:
-    """One file of a text."""
+class TextFile(NamedTuple):
+    """One file of a text. `start` is the offset of its first record, after decompression."""
 
-    named: Path  # the file of the script, for messages
-    path: Path  # the file with its text: `named`, or a temporary file with the decompressed text
-    start: int  # the offset of its first record
-
-    @property
-    def is_unpacked(self) -> bool:
-        """Whether `path` is a temporary file."""
-        return self.path != self.named
+    path: Path
+    start: int
 
 
 class Text:
-    """The concatenated bytes of several files, with offsets from 0. Decompressed files may be removed afterwards.
+    """The concatenated bytes of several files, with offsets from 0.
 
     A newline is added after each file, so that its last record ends with one.
+
+    `unpacked`: the temporary files with decompressed text, by their compressed file. They may be removed afterwards.
 
     Attributes: `size`, in bytes; `starts` and `ends`, the first offset of each file, and the offset after the newline
     that is added after it.
     """
 
-    def __init__(self, text_files: Sequence[TextFile]):
+    def __init__(self, text_files: Sequence[TextFile], unpacked: Mapping[Path, Path]):
         self._files = text_files
-        self._stored = [Stored(file.path, str(file.named) if file.is_unpacked else None) for file in text_files]
+        self._stored = [
+            Stored(unpacked[path], str(path)) if path in unpacked else Stored(path) for path, _ in text_files
+        ]
         self._sizes = [stored.size for stored in self._stored]
         self.ends = list(itertools.accumulate(size - file.start + 1 for size, file in zip(self._sizes, text_files)))
         self.starts = [0, *self.ends[:-1]]
@@ -154,7 +150,7 @@ class Text:
 
     def find_file(self, byte: int) -> Path:
         """The file that contains the byte at offset `byte`."""
-        return self._files[min(bisect.bisect_right(self.ends, byte), len(self.ends) - 1)].named
+        return self._files[min(bisect.bisect_right(self.ends, byte), len(self.ends) - 1)].path
 
     def find_line_start(self, byte: int) -> int:
         """The first offset at or after `byte` at which a line begins."""
@@ -177,4 +173,4 @@ class Text:
             self._stored[file_index].read_bytes(offset, min(_COUNT_BYTES, end - offset)).count(b"\n")
             for offset in range(0, end, _COUNT_BYTES)
         )
-        return f"{self._files[file_index].named}, line {1 + count}"
+        return f"{self._files[file_index].path}, line {1 + count}"
