@@ -101,7 +101,6 @@ class Csv(TableFormat):
             dialect = dataclasses.replace(dialect, delimiter=headers.sniff_delimiter(self.files[0], head, dialect))
         self._marks = dialect.marks
         self._text_files: list[TextFile] = []
-        self._temporary_files: dict[Path, Path] = {}  # with the text of compressed files, by their compressed file
         for file in self.files:
             known_head = head if file is self.files[0] else b""
             names, start = headers.read_names(file, known_head, header, dialect)
@@ -120,9 +119,6 @@ class Csv(TableFormat):
     @classmethod
     def recognises(cls, path: Path, head: bytes) -> bool:
         return path.is_file() and path.name.lower().endswith(_ENDINGS)
-
-    def _settle_unpack(self, ranks: Ranks, results: Sequence[dict[Path, Path]]) -> None:
-        self._temporary_files = self._unpacking.settle(ranks, results)
 
     # Records: each rank finds the ends of records in its range of bytes, and parses the blocks that it reads for this.
 

@@ -93,13 +93,6 @@ class TfRecord(TypedTable):
         heads = ", ".join(_describe_records(file, file in self._packed) for file in dict.fromkeys(self.files))
         return f"{super().describe()}; {heads}"
 
-    def _settle_unpack(self, ranks: Ranks, results: Sequence[dict[Path, Path]]) -> None:
-        temporary_files = self._unpacking.settle(ranks, results)  # the temporary file of each packed file
-        for number, file in enumerate(self.files):
-            if file in temporary_files:
-                with real_files.use_real_files():
-                    self._opened[number] = _File(temporary_files[file])
-
     def _survey_index(self, ranks: Ranks) -> list[Part]:
         """The records that begin in this rank's range of all bytes."""
         sizes = [self._open_file(file_index).size for file_index in range(len(self.files))]
@@ -158,13 +151,18 @@ class TfRecord(TypedTable):
 
     def _open_file(self, number: int) -> _File:
         """The open file `number`: uncompressed, or its decompressed copy, which stays open."""
-        if number not in self._opened:
-            for other_number in [
-                other_number for other_number in self._opened if self.files[other_number] not in self._packed
-            ]:
-                # Only one uncompressed file is open at a time: their number may exceed the limit of open files.
-                del self._opened[other_number]
-            self._opened[number] = _File(self.files[number])
+        path = self.files[number]
+        if number in self._opened:
+            return self._opened[number]
+        if path in self._temporary_files:
+            with real_files.use_real_files():
+                self._opened[number] = _File(self._temporary_files[path])
+        else:
+            # Only one uncompressed file is open at a time: their number may exceed the limit of open files.
+            for other_number in list(self._opened):
+                if self.files[other_number] not in self._temporary_files:
+                    del self._opened[other_number]
+            self._opened[number] = _File(path)
         return self._opened[number]
 
     def _parse_records(self, records: Any, numbers: Sequence[int], find_place: FindPlace) -> Any:
