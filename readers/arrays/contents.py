@@ -31,7 +31,7 @@ def convert_errors(path: Path, kind: str, activity: str) -> Iterator[None]:
     except (FileNotFoundError, PermissionError, MemoryError):
         raise
     except ReaderError as error:
-        if str(path) in str(error):
+        if str(path) in str(error):  # the message is complete
             raise
         raise ReaderError(f"{path}: damaged: expected a readable {kind} file, found: {error}") from None
     except _ERRORS as error:

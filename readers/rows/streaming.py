@@ -192,9 +192,12 @@ def _iterate_own_batches(
 def make_stream(source: Source | Memory, part: str, order: Order, batch_size: int, row_bytes: int, alone: bool) -> Any:
     """Return the `tf.data.Dataset` of (data, labels), in batches of this rank's rows.
 
-    `alone`: the script has given rank= or size=, so this process computes without the other ranks.
+    Args:
+        batch_size: the rows of a global batch.
+        row_bytes: of a row of data and labels, the same number on all ranks; it determines the length of ranges.
+        alone: the script has given rank= or size=, so this process computes without the other ranks.
     """
-    epochs = itertools.count()
+    epochs = itertools.count()  # each iteration of the dataset is an epoch
     fields = ("data", "labels") if source.labelled else ("data",)
     examples = _read_pair(source, part, range(1))
     specs = tuple(
@@ -210,7 +213,7 @@ def make_stream(source: Source | Memory, part: str, order: Order, batch_size: in
 
     counted_batches = tf.data.Dataset.from_generator(generate, output_signature=(specs, count_spec, count_spec))
 
-    # Named functions: AutoGraph warns about lambdas that it cannot distinguish.
+    # Named functions, because AutoGraph warns about lambdas that it cannot distinguish.
     def has_rows(rows: Any, own_count: Any, global_count: Any) -> Any:
         return own_count > 0
 
