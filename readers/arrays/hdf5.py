@@ -49,9 +49,9 @@ class Hdf5(Stack):
             )
 
     def open_file(self, path: Path) -> Any:
-        head = files.read_head(path)
         if not h5py.is_hdf5(path):
-            raise files.make_magic_error(path, f"an HDF5 file, which begins with {SIGNATURE.hex(' ')}", head)
+            expected = f"an HDF5 file, which begins with {SIGNATURE.hex(' ')}"
+            raise files.make_magic_error(path, expected, files.read_head(path))
         return h5py.File(path, "r")
 
     def open_together(self, path: Path, communicator: Any) -> Any:
@@ -167,7 +167,7 @@ class _Variable(Variable):
         return np.moveaxis(samples, self.axis, 0)
 
     def read_into(self, piece: np.ndarray, start: int, stop: int) -> None:
-        self._dataset.read_direct(piece.view(np.ndarray), np.s_[start:stop])
+        self._dataset.read_direct(piece, np.s_[start:stop])
 
     def enter_collective(self) -> contextlib.AbstractContextManager[object]:
         return self._dataset.collective
