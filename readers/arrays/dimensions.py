@@ -199,7 +199,7 @@ def _find_differences(first_values: np.ndarray, other_values: np.ndarray) -> np.
             if values.dtype.kind == "f"
         ]
         tolerance = np.sum(rounding_errors, axis=0) + (1e-3 * smallest_step if np.isfinite(smallest_step) else 0.0)
-        if (tolerance >= smallest_step / 2).any():  # then rounding cannot be told from another coordinate
+        if (tolerance >= smallest_step / 2).any():  # rounding cannot be told from a neighbour: compare exactly
             tolerance = np.zeros(len(first_values))
         is_same = (
             (first_floats == other_floats)

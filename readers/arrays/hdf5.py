@@ -82,7 +82,10 @@ class Hdf5(Stack):
 
 
 def check_whole(path: Path, name: str) -> None:
-    """Raises ReaderError if a file or object that the variable `name` of an HDF5 file refers to is missing."""
+    """Raises ReaderError if a file or object that the variable `name` of an HDF5 file refers to is missing.
+
+    HDF5 reports a missing link without its target, and a missing source of a virtual dataset not at all.
+    """
 
     def find_composed() -> tuple[Path, str] | None:
         """File and name of the dataset, if it is made of other datasets or files; else None."""
@@ -150,7 +153,7 @@ class _Variable(Variable):
             self.chunk = int(dataset.chunks[self.axis])
 
     def fill_array(self, target: np.ndarray, start: int, stop: int) -> None:
-        # HDF5 can write into `target` if stored samples have its order, memory layout and dtype.
+        # If stored samples have the order, memory layout and dtype of `target`, HDF5 writes into it without a copy.
         is_in_order = self.axis == 0 and self.arrangement is None and target.flags.c_contiguous
         if not is_in_order or target.dtype != self._dataset.dtype or not target.size:
             super().fill_array(target, start, stop)

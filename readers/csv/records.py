@@ -64,6 +64,8 @@ def search_records(
     Empty lines and lines with only a comment are not records. The text is read in blocks. `on_block(begin, data,
     line_ends, record_ends)` is called for each block, `data` from offset `begin` on: `line_ends` and `record_ends` are
     the offsets after its lines and after its records, if the range begins outside of quotes.
+
+    `stride`, `piece`: in place of `STRIDE` and `PIECE`, for a search of few records.
     """
     line_start = _find_line_start(read(max(0, start - 2), start), start)
     outside, inside = (_Search(read, marks, stride or STRIDE, within, line_start) for within in (False, True))

@@ -138,6 +138,7 @@ class Parquet(TypedTable):
         return f"{self.files[group.file]}, row {row - file_start}"
 
     def read_first(self, numbers: Sequence[int]) -> Any:
+        """As in `TypedTable`, but with a buffer: without one, pyarrow reads the whole columns of the row group."""
         group = self._groups[0]
         names = [self.columns.names[number] for number in numbers]
         with convert_errors(self.files[group.file], "Parquet", "reading the first row of"):

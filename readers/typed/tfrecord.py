@@ -76,7 +76,7 @@ class TfRecord(TypedTable):
             "bytes_list": pa.large_binary(),
         }
         types = [(name, type_of_kind[kind]) for name, kind in self._kinds.items()]
-        self.compared = ()  # ranks compare the records in `describe` instead of the bytes of files
+        self.compared = ()  # ranks compare `describe`, with hashes of the first records, instead of the bytes of files
         first_surveys = {"unpack": bool(self._packed), "index": True}
         self._choose_columns(self.files[0], types, labels, columns, dtype, shape, first_surveys)
 
