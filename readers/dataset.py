@@ -106,11 +106,10 @@ class DataSet:
         self._deals: dict[str, Deal] = {}
         server_count = current_world.servers  # the number of ranks that compute no rows
         for part in PARTS:
-            part_distribution, part_batch_size = distribution, batch_size
-            if part != "training" and batch_size:
-                part_distribution, part_batch_size = "block", None  # distribution="batch" is for training only
-            count = self._source.count_samples(part)
-            self._deals[part] = Deal(count, self.size, part_distribution, part_batch_size, server_count)
+            # distribution="batch", the only one with a batch_size, is for training.
+            is_batch_kept = part == "training" or batch_size is None
+            part_distribution = (distribution, batch_size) if is_batch_kept else ("block", None)
+            self._deals[part] = Deal(self._source.count_samples(part), self.size, *part_distribution, server_count)
         self._rows = loaded_rows.LoadedRows(
             self._name, self._source, self._deals, self.rank, ranks, normalize, self._together
         )
