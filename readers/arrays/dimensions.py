@@ -76,10 +76,8 @@ def match_dimensions(
     """The arrangement that brings samples with `other_dimensions` into the order of `first_dimensions`; None if none is
     needed.
 
-    Dimensions match by name. If both have coordinates, these must be equal up to their order.
-
-    Raises:
-        DifferentDimensions: nothing shows that two dimensions are the same, or their coordinates differ.
+    Dimensions match by name. If both have coordinates, these must be equal up to their order. Raises
+    DifferentDimensions if nothing shows that two dimensions are the same, or if their coordinates differ.
     """
     if len(first_dimensions) != len(other_dimensions):
         return None  # callers report different shapes

@@ -114,8 +114,7 @@ def convert_values(column: Any, kind: Any) -> Any:
     A narrow type of floats would make large numbers infinite. So floats keep their type, and decimals and texts become
     float64; `Columns.fill_rows` then rounds them to the dtype of the rows, and finds a number that is too large.
 
-    Raises:
-        Unfit: a value cannot be converted.
+    Raises Unfit for a value that cannot be converted.
     """
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
