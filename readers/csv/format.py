@@ -190,24 +190,22 @@ class Csv(TableFormat):
         raises the error. The other ranks raise FailedElsewhere, and so report its error (`agreement.py`).
         """
         table = self.columns
-        number_among_texts = table.find_number_among_texts(
-            {number: number_like.add_counts(rank_counts[number] for rank_counts in found) for number in table.texts}
-        )
-        if number_among_texts is None:
-            return
-        number, value = number_among_texts
-        first_rank = next(rank for rank, rank_counts in enumerate(found) if value in rank_counts[number])
-        if ranks.rank != first_rank:
-            raise agreement.FailedElsewhere
-        blocks = self.iterate_tables(*self._find_counted_rows(ranks), table.find_text_types())
-        row_matches = ((first_row, pc.index(block[str(number)], value).as_py()) for first_row, block in blocks)
-        row = next(first_row + index for first_row, index in row_matches if index >= 0)
-        name = table.names[number]
-        raise ReaderError(
-            f"{self.find_place(row)}, column {name!r}: expected text, as in the first MiB of the file, found "
-            f"{value!r}, and most rows of this column hold numbers; "
-            f"{number_like.suggest_option(value, name, table.dialect)}"
-        )
+        for number in sorted(set(table.texts) - table.requested_texts):
+            value = number_like.find_usual_number(number_like.add_counts(rank_counts[number] for rank_counts in found))
+            if value is None:
+                continue
+            first_rank = next(rank for rank, rank_counts in enumerate(found) if value in rank_counts[number])
+            if ranks.rank != first_rank:
+                raise agreement.FailedElsewhere
+            blocks = self.iterate_tables(*self._find_counted_rows(ranks), table.find_text_types())
+            row_matches = ((first_row, pc.index(block[str(number)], value).as_py()) for first_row, block in blocks)
+            row = next(first_row + index for first_row, index in row_matches if index >= 0)
+            name = table.names[number]
+            raise ReaderError(
+                f"{self.find_place(row)}, column {name!r}: expected text, as in the first MiB of the file, found "
+                f"{value!r}, and most rows of this column hold numbers; "
+                f"{number_like.suggest_option(value, name, table.dialect)}"
+            )
 
     # Rows.
 

@@ -5,7 +5,7 @@ A dialect says how the file spells values: delimiters, numbers such as 1.234,5, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,19 +67,6 @@ class Table(Columns):
             mixed_error = ValueError(f"numbers in several spellings in column {self.names[number]!r}")
             error = errors.explain_error(data, self.dialect, self.names, {number: pa.float64()}, place, mixed_error)
             raise ReaderError(f"{error}. Most rows of this column hold numbers")
-
-    def find_number_among_texts(self, counts: Mapping[int, Mapping[str, int]]) -> tuple[int, str] | None:
-        """A column of text that has numbers in most rows, and one of these numbers; None if there is no such column.
-
-        The caller reports a line with this number. Columns that dtype= requests as text are valid.
-
-        `counts`: for each column, the number of rows with each value.
-        """
-        for number in sorted(set(self.texts) - self.requested_texts):
-            value = number_like.find_usual_number(counts[number])
-            if value is not None:
-                return number, value
-        return None
 
     def parse_records(
         self, data: bytes, types: dict[int, Any] | None, has_newlines: bool, find_line: Callable[[], str]
