@@ -1,8 +1,8 @@
 """Converts columns of text to numbers by the rules of a dialect, such as 1.234,5 to 1234.5.
 
 `table.py` lets pyarrow's CSV reader parse the numbers of a file where it can. That reader knows a decimal mark, but no
-thousands mark and no plus sign. Where it fails, `table.py` reads texts, and `convert_column` removes these characters
-and lets the same reader parse the result.
+thousands mark, and no plus sign of integers. Where it fails, `table.py` reads texts, and `convert_column` removes these
+characters and lets the same reader parse the result.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def convert_column(column: Any, kind: Any, dialect: Dialect) -> Any:
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
     texts = pc.utf8_trim_whitespace(column)
-    rewritten = pc.replace_substring_regex(texts, r"^\+", "")  # pyarrow reads no plus sign
+    rewritten = pc.replace_substring_regex(texts, r"^\+", "")  # pyarrow reads no plus sign of integers
     if dialect.thousands is not None:
         rewritten = pc.replace_substring(rewritten, dialect.thousands, "")
     fits_dialect = pc.match_substring_regex(texts, _make_pattern(dialect))
@@ -39,13 +39,13 @@ def convert_column(column: Any, kind: Any, dialect: Dialect) -> Any:
 def _parse_texts(texts: Any, kind: Any, dialect: Dialect) -> Any:
     """Texts as pyarrow's CSV reader parses a column of the type `kind`; None if it rejects one.
 
-    Only this reader, and no cast, has options for texts of missing values and for the decimal mark. So the texts become
-    a CSV file in memory, with one column. They are in quotes, since a text may contain delimiters or newlines. The file
-    is one block for the reader, since a record must fit into a block.
+    Only this reader, and no cast, has an option for the decimal mark. So the texts become a CSV file in memory, with
+    one column. They are in quotes, since a text may contain delimiters or newlines. The file is one block for the
+    reader, since a record must fit into a block. Missing values (null) are empty texts in it. `Dialect.nulls` do not
+    apply: they are texts as in the file, and `convert_column` has removed spaces and marks.
     """
     if not len(texts):
         return texts.cast(kind)  # the reader rejects an empty file
-    # An empty text is a missing value in every dialect.
     quoted = pc.binary_join_element_wise('"', pc.replace_substring(texts.fill_null(""), '"', '""'), '"\n', "")
     data = pc.binary_join(pa.ListArray.from_arrays([0, len(quoted)], quoted), "")[0].as_buffer()
     try:
@@ -53,9 +53,7 @@ def _parse_texts(texts: Any, kind: Any, dialect: Dialect) -> Any:
             pa.BufferReader(data),
             arrow_csv.ReadOptions(column_names=["x"], block_size=len(data) + 1),
             arrow_csv.ParseOptions(newlines_in_values=True),
-            arrow_csv.ConvertOptions(
-                column_types={"x": kind}, null_values=dialect.nulls, decimal_point=dialect.decimal
-            ),
+            arrow_csv.ConvertOptions(column_types={"x": kind}, null_values=[""], decimal_point=dialect.decimal),
             memory_pool=pa.system_memory_pool(),
         )
     except pa.ArrowInvalid:
