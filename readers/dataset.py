@@ -106,13 +106,13 @@ class DataSet:
         self._deals: dict[str, Deal] = {}
         server_count = current_world.servers  # the number of ranks that compute no rows
         for part in PARTS:
-            part_distribution, part_batch_size = distribution, batch_size
-            if part != "training" and batch_size:
-                part_distribution, part_batch_size = "block", None  # distribution="batch" is for training only
-            count = self._source.count_samples(part)
-            self._deals[part] = Deal(count, self.size, part_distribution, part_batch_size, server_count)
-        shard = loaded_rows.Shard(self.rank, self.size, self._alone)
-        self._rows = loaded_rows.LoadedRows(self._name, self._source, self._deals, shard, normalize, self._together)
+            # distribution="batch", the only one with a batch_size, is for training.
+            is_batch_kept = part == "training" or batch_size is None
+            part_distribution = (distribution, batch_size) if is_batch_kept else ("block", None)
+            self._deals[part] = Deal(self._source.count_samples(part), self.size, *part_distribution, server_count)
+        self._rows = loaded_rows.LoadedRows(
+            self._name, self._source, self._deals, self.rank, ranks, normalize, self._together
+        )
         self._cursors = {part: batches.BatchCursor(deal, self.rank) for part, deal in self._deals.items()}
 
     @property
@@ -232,7 +232,8 @@ class DataSet:
             seed = self._order_seed
         if seed is None:
             seeds = self._together.gather(lambda: int(np.random.SeedSequence().generate_state(1)[0]), activity)
-            seed = seeds[0]  # all ranks use the seed of rank 0
+            seed = seeds[0]  # of rank 0
+        # Rows that were read in opening are in memory. If ranks exchange blocks, they read the files instead.
         order = streaming.Order(
             deal, self.rank, shuffle, seed, is_redealt, in_memory=self._rows.were_read_in_opening and not is_redealt
         )

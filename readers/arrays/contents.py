@@ -31,7 +31,7 @@ def convert_errors(path: Path, kind: str, activity: str) -> Iterator[None]:
     except (FileNotFoundError, PermissionError, MemoryError):
         raise
     except ReaderError as error:
-        if str(path) in str(error):
+        if str(path) in str(error):  # the message is complete
             raise
         raise ReaderError(f"{path}: damaged: expected a readable {kind} file, found: {error}") from None
     except _ERRORS as error:
@@ -123,13 +123,14 @@ def check_links(path: Path, file: Any, key: str) -> None:
 def check_sources(path: Path, key: str) -> None:
     """Raises ReaderError if a source of the dataset `key` of an HDF5 file, a file or a dataset, is missing.
 
-    HDF5 silently returns fill values for missing sources of a virtual dataset. Makes one library call for each file.
+    HDF5 silently returns fill values for missing sources of a virtual dataset. A source may be virtual too, so its own
+    sources are checked as well.
     """
     pending: dict[Path, set[str]] = {path: {key}}  # the names of the datasets to check, by file
     checked: set[tuple[Path, str]] = set()
     while pending:
         file, names = pending.popitem()
-        new_names = {name for name in names if (file.resolve(), name) not in checked}
+        new_names = {name for name in names if (file.resolve(), name) not in checked}  # sources may form a circle
         checked |= {(file.resolve(), name) for name in new_names}
         for dataset, source_name, source_datasets in _look_up_sources(path, key, file, new_names):
             # ".": the sources are in the same file.
@@ -142,7 +143,10 @@ def check_sources(path: Path, key: str) -> None:
 
 
 def _look_up_sources(path: Path, key: str, file: Path, names: set[str]) -> list[tuple[str, str, set[str]]]:
-    """Returns (dataset, source file, datasets in the source file) for each source file of the datasets `names`."""
+    """Returns (dataset, source file, datasets in the source file) for each source file of the datasets `names`.
+
+    `path`, `key`: the file and the dataset that the script reads, for messages.
+    """
 
     def read_sources() -> list[tuple[str, str, set[str]]]:
         sources: list[tuple[str, str, set[str]]] = []
@@ -153,7 +157,7 @@ def _look_up_sources(path: Path, key: str, file: Path, names: set[str]) -> list[
                     raise ReaderError(
                         f"{path}: {key!r} is made of other datasets: expected {name!r} in {file}, found none"
                     )
-                for external_name, _, _ in dataset.external or []:  # the names of files that hold its bytes
+                for external_name, _, _ in dataset.external or []:  # raw files with the bytes of the dataset
                     if _find_external(file, external_name) is None:
                         raise ReaderError(
                             f"{file}: {name!r} is stored in other files: expected {external_name}, found none; HDF5 "

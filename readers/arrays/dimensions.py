@@ -76,10 +76,8 @@ def match_dimensions(
     """The arrangement that brings samples with `other_dimensions` into the order of `first_dimensions`; None if none is
     needed.
 
-    Dimensions match by name. If both have coordinates, these must be equal up to their order.
-
-    Raises:
-        DifferentDimensions: nothing shows that two dimensions are the same, or their coordinates differ.
+    Dimensions match by name. If both have coordinates, these must be equal up to their order. Raises
+    DifferentDimensions if nothing shows that two dimensions are the same, or if their coordinates differ.
     """
     if len(first_dimensions) != len(other_dimensions):
         return None  # callers report different shapes
@@ -137,6 +135,7 @@ def _match_coordinates(first_dimension: Dimension, other_dimension: Dimension) -
     first_values, other_values = first_dimension.coordinates, other_dimension.coordinates
     if first_values is None or other_values is None or len(first_values) != len(other_values) or not len(first_values):
         return slice(None)  # coordinates are unknown, or callers report different lengths
+    # Values of time are comparable in equal units only: 5 days since 2000 are not 5 days since 2001.
     if "since" in first_dimension.units + other_dimension.units and _parse_units(first_dimension.units) != _parse_units(
         other_dimension.units
     ):
@@ -165,7 +164,9 @@ def _match_coordinates(first_dimension: Dimension, other_dimension: Dimension) -
 
 
 def _parse_units(text: str) -> tuple[str, ...]:
-    """Parse units of time into a unit and the numbers of a date and time in UTC; (`text`,) for any other form."""
+    """Units of time in a form that is equal for "day since 2000-1-1" and "days since 2000-01-01 00:00"; (`text`,) for
+    units of another form.
+    """
     match = _TIME_UNITS.fullmatch(text.strip())
     if match is None:
         return (text,)
@@ -196,7 +197,7 @@ def _find_differences(first_values: np.ndarray, other_values: np.ndarray) -> np.
             if values.dtype.kind == "f"
         ]
         tolerance = np.sum(rounding_errors, axis=0) + (1e-3 * smallest_step if np.isfinite(smallest_step) else 0.0)
-        if (tolerance >= smallest_step / 2).any():  # then rounding cannot be told from another coordinate
+        if (tolerance >= smallest_step / 2).any():  # rounding cannot be told from a neighbour: compare exactly
             tolerance = np.zeros(len(first_values))
         is_same = (
             (first_floats == other_floats)

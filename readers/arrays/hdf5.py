@@ -49,9 +49,9 @@ class Hdf5(Stack):
             )
 
     def open_file(self, path: Path) -> Any:
-        head = files.read_head(path)
         if not h5py.is_hdf5(path):
-            raise files.make_magic_error(path, f"an HDF5 file, which begins with {SIGNATURE.hex(' ')}", head)
+            expected = f"an HDF5 file, which begins with {SIGNATURE.hex(' ')}"
+            raise files.make_magic_error(path, expected, files.read_head(path))
         return h5py.File(path, "r")
 
     def open_together(self, path: Path, communicator: Any) -> Any:
@@ -65,7 +65,7 @@ class Hdf5(Stack):
             return _Variable(self, path, name, dataset)
         texts, names = dataset.asstr("utf-8", "replace"), _list_dimension_names(dataset)
         read_dimension = functools.partial(_read_dimension, dataset)
-        return TextVariable(self, path, name, dataset.shape or (), names, texts.__getitem__, read_dimension)
+        return TextVariable(self, path, name, dataset.shape or (), names, read_dimension, texts.__getitem__)
 
     def check_whole(self, file: Any, path: Path, name: str) -> None:
         check_whole(path, name)
@@ -82,7 +82,10 @@ class Hdf5(Stack):
 
 
 def check_whole(path: Path, name: str) -> None:
-    """Raises ReaderError if a file or object that the variable `name` of an HDF5 file refers to is missing."""
+    """Raises ReaderError if a file or object that the variable `name` of an HDF5 file refers to is missing.
+
+    HDF5 reports a missing link without its target, and a missing source of a virtual dataset not at all.
+    """
 
     def find_composed() -> tuple[Path, str] | None:
         """File and name of the dataset, if it is made of other datasets or files; else None."""
@@ -143,16 +146,14 @@ class _Variable(Variable):
         is_ragged = h5py.check_vlen_dtype(dataset.dtype) is not None
         kind = "numbers of rows of different lengths (VLEN)" if is_ragged else ""
         self.dtype = check_numeric(path, name, dataset.dtype, kind)
-        super().__init__(owner, path, name, dataset.shape, _list_dimension_names(dataset))
+        read_dimension = functools.partial(_read_dimension, dataset)
+        super().__init__(owner, path, name, dataset.shape, _list_dimension_names(dataset), read_dimension)
         self._dataset = dataset
         if dataset.chunks:
             self.chunk = int(dataset.chunks[self.axis])
 
-    def read_dimension(self, axis: int) -> Dimension:
-        return _read_dimension(self._dataset, axis)
-
     def fill_array(self, target: np.ndarray, start: int, stop: int) -> None:
-        # HDF5 can write into `target` if stored samples have its order, memory layout and dtype.
+        # If stored samples have the order, memory layout and dtype of `target`, HDF5 writes into it without a copy.
         is_in_order = self.axis == 0 and self.arrangement is None and target.flags.c_contiguous
         if not is_in_order or target.dtype != self._dataset.dtype or not target.size:
             super().fill_array(target, start, stop)
@@ -169,7 +170,7 @@ class _Variable(Variable):
         return np.moveaxis(samples, self.axis, 0)
 
     def read_into(self, piece: np.ndarray, start: int, stop: int) -> None:
-        self._dataset.read_direct(piece.view(np.ndarray), np.s_[start:stop])
+        self._dataset.read_direct(piece, np.s_[start:stop])
 
     def enter_collective(self) -> contextlib.AbstractContextManager[object]:
         return self._dataset.collective

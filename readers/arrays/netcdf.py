@@ -16,7 +16,7 @@ from matex_tf.readers.arrays.dimensions import Dimension, make_dimension
 from matex_tf.readers.arrays.hdf5 import NETCDF_ENDINGS, SIGNATURE
 from matex_tf.readers.arrays.stack import Stack
 from matex_tf.readers.arrays.texts import TextVariable
-from matex_tf.readers.arrays.variable import Variable, check_numeric
+from matex_tf.readers.arrays.variable import Variable, check_numeric, find_dtypes
 from matex_tf.readers.base import files
 from matex_tf.readers.base.formats import ReaderError, register
 from matex_tf.sharding.shard_arrays import ShardArray
@@ -132,7 +132,7 @@ def _make_text(owner: NetCdf, path: Path, name: str, variable: Any) -> TextVaria
         return characters.view(f"S{characters.shape[-1]}")[..., 0]
 
     read_dimension = functools.partial(_read_dimension, variable)
-    return TextVariable(owner, path, name, variable.shape[: len(names)], names, read, read_dimension)
+    return TextVariable(owner, path, name, variable.shape[: len(names)], names, read_dimension, read)
 
 
 def _read_dimension(variable: Any, axis: int) -> Dimension:
@@ -154,31 +154,22 @@ class _Variable(Variable):
 
     def __init__(self, owner: NetCdf, path: Path, name: str, variable: Any):
         kind = "numbers of rows of different lengths (VLEN)" if isinstance(variable.datatype, netCDF4.VLType) else ""
-        check_numeric(path, name, variable.dtype, kind)
-        super().__init__(owner, path, name, variable.shape, variable.dimensions)
+        stored_dtype = check_numeric(path, name, variable.dtype, kind)
+        read_dimension = functools.partial(_read_dimension, variable)
+        super().__init__(owner, path, name, variable.shape, variable.dimensions, read_dimension)
         self._variable = variable
         chunks = variable.chunking()
         if isinstance(chunks, (list, tuple)):
             self.chunk = int(chunks[self.axis])
-        stored_dtype = np.dtype(variable.dtype).newbyteorder("=")
-        if stored_dtype.kind == "i" and str(getattr(variable, "_Unsigned", "")).lower() == "true":
-            stored_dtype = np.dtype(f"u{stored_dtype.itemsize}")
-        scales = [variable.getncattr(key) for key in ("scale_factor", "add_offset") if key in variable.ncattrs()]
-        try:
-            self.dtype = np.result_type(stored_dtype, *[np.asarray(scale).dtype for scale in scales])
-        except TypeError:
-            self.dtype = np.dtype(object)  # an error in the next line
-        if self.dtype.kind not in "biufc":
-            raise ReaderError(f"{path}: expected numbers as scale_factor and add_offset of {name!r}, found {scales}")
-
+        attribute_names = set(variable.ncattrs())
+        packing_names = attribute_names & {"_Unsigned", "scale_factor", "add_offset"}
+        attributes = {key: variable.getncattr(key) for key in packing_names}
+        stored_dtype, self.dtype = find_dtypes(path, name, stored_dtype, attributes)
         # Single bytes have no default fill value, although the library assumes one.
         mark_names = {"_FillValue", "missing_value", "valid_min", "valid_max", "valid_range"}
-        if stored_dtype.itemsize == 1 and not mark_names & set(variable.ncattrs()):
+        if stored_dtype.itemsize == 1 and not mark_names & attribute_names:
             variable.set_auto_mask(False)
         self._plain_fill = self._find_plain_fill()
-
-    def read_dimension(self, axis: int) -> Dimension:
-        return _read_dimension(self._variable, axis)
 
     def _find_plain_fill(self) -> Any:
         """The only number that marks missing values, for floats without other rules; None otherwise.

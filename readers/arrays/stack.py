@@ -64,7 +64,7 @@ class Stack(Format):
         self._sample = sample
         # The name of the dimension of samples. `find_axis` sets it for the first variable, if sample= is not a name.
         self._sample_name = ""
-        self.variable_names = {"data": options.list_names(data), "labels": options.list_names(labels)}  # by field
+        self.variable_names = {"data": options.list_names(data), "labels": options.list_names(labels)}
         # Whether a field is one variable, so that its rows have no axis of channels.
         self._is_one_variable = {"data": isinstance(data, str), "labels": isinstance(labels, str)}
         self.labelled = bool(self.variable_names["labels"])
@@ -74,7 +74,7 @@ class Stack(Format):
         self._field_dtypes, self._text_names = options.list_dtypes(dtype, self.variable_names)
         self.categories = {}
         self._open_file: tuple[Path | None, library.OpenFile | None] = (None, None)
-        # By field: of its samples, as in the first file and variable.
+        # Of the samples of each field ("data" or "labels"), as in the first file and variable.
         self._dimensions: dict[str, list[dimensions.Dimension]] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._dtypes: dict[str, np.dtype] = {}
@@ -90,7 +90,7 @@ class Stack(Format):
             try:
                 self.close_file()  # the exception refers to this object, which would keep the file open
             finally:
-                raise error
+                raise error  # also if closing fails
         self.surveys = int(bool(self._texts))  # the number of searches of all files before any row is read (`survey`)
 
     def require_parallel(self) -> None:
@@ -268,8 +268,8 @@ class Stack(Format):
         may_be_missing = has_texts or (self.marks_missing and stored_dtype.kind in "iu")
         return np.dtype("f8") if may_be_missing and self.missing == "nan" else stored_dtype
 
-    # Texts need one survey, a search of all files before any row is read (formats.py): in `survey` every rank counts
-    # the texts of its block of the samples, and `settle` receives the counts of all ranks.
+    # A variable of texts needs one survey (see `Format`): every rank counts the texts of its block of the samples, and
+    # `settle` makes one list of the texts of all ranks, in which the index of a text is its integer.
 
     def survey(self, turn: int, ranks: Ranks) -> dict[str, Counter[str]]:
         text_counts: dict[str, Counter[str]] = {name: Counter() for name in self._texts}

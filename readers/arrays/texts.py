@@ -31,7 +31,7 @@ class TextVariable(Variable):
 
     Args:
         read: `read(index)` returns the texts at the index of `make_index`.
-        read_dimension: the dimension at an axis.
+        others: see `Variable`.
     """
 
     is_text = True
@@ -44,14 +44,11 @@ class TextVariable(Variable):
         name: str,
         shape: Sequence[int],
         dimension_names: Sequence[str],
-        read: Callable[[tuple[slice, ...]], Any],
         read_dimension: Callable[[int], Dimension],
+        read: Callable[[tuple[slice, ...]], Any],
     ):
-        super().__init__(owner, path, name, shape, dimension_names)
-        self._read, self._read_dimension = read, read_dimension
-
-    def read_dimension(self, axis: int) -> Dimension:
-        return self._read_dimension(axis)
+        super().__init__(owner, path, name, shape, dimension_names, read_dimension)
+        self._read = read
 
     def read_samples(self, start: int, stop: int) -> np.ndarray:
         texts = np.asarray(np.ma.filled(self._read(self.make_index(start, stop)), ""))
@@ -94,8 +91,8 @@ def agree_on_texts(path: Path, name: str, counts_by_rank: Sequence[Mapping[str, 
     `path`: a file with the variable, for the message.
     """
     counts = number_like.add_counts(counts_by_rank)
-    if not is_requested and number_like.are_numbers(counts):
-        number = min(number_like.find_numbers(counts))
+    number = None if is_requested else number_like.find_usual_number(counts)
+    if number is not None:
         raise ReaderError(
             f"{path}: expected numbers in {name!r}, or texts that are not numbers, found numbers as text, such as "
             f"{number!r}; dtype={{{name!r}: str}} reads these texts as categories"

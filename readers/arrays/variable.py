@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ class Variable(ABC):
     Args:
         owner: the `Stack` that reads the file.
         dimension_names: the names of the dimensions; unnamed ones as the library names them.
+        read_dimension: returns the dimension at an axis, with its coordinates; one library call.
 
     Raises ReaderError if the array has no dimension of samples.
     """
@@ -35,8 +36,16 @@ class Variable(ABC):
     arrangement: Arrangement | None = None
     is_text: bool = False
 
-    def __init__(self, owner: Any, path: Path, name: str, shape: Sequence[int], dimension_names: Sequence[str]):
-        self._owner, self._path = owner, path
+    def __init__(
+        self,
+        owner: Any,
+        path: Path,
+        name: str,
+        shape: Sequence[int],
+        dimension_names: Sequence[str],
+        read_dimension: Callable[[int], Dimension],
+    ):
+        self._owner, self._path, self._read_dimension = owner, path, read_dimension
         self.name, self.shape = name, tuple(map(int, shape))
         self.axis: int = owner.find_axis(path, name, dimension_names, self.shape)
 
@@ -50,11 +59,7 @@ class Variable(ABC):
 
     def list_dimensions(self) -> list[Dimension]:
         """The dimensions of a sample, in stored order. Called on the thread of the library (`library.call_library`)."""
-        return [self.read_dimension(axis) for axis in range(len(self.shape)) if axis != self.axis]
-
-    @abstractmethod
-    def read_dimension(self, axis: int) -> Dimension:
-        """The dimension of the array at `axis`, with its coordinates."""
+        return [self._read_dimension(axis) for axis in range(len(self.shape)) if axis != self.axis]
 
     def order_samples(self, samples: np.ndarray) -> np.ndarray:
         return samples if self.arrangement is None else self.arrangement.order_samples(samples)
@@ -143,3 +148,19 @@ def check_numeric(path: Path, name: str, dtype: Any, kind: str = "") -> np.dtype
             "a variable of numbers"
         )
     return np.dtype(dtype).newbyteorder("=")
+
+
+def find_dtypes(
+    path: Path, name: str, stored_dtype: np.dtype, attributes: Mapping[str, Any]
+) -> tuple[np.dtype, np.dtype]:
+    """The dtype of stored numbers and the dtype of unpacked ones, by the attributes that NetCDF and xarray write.
+
+    With `_Unsigned` = "true" stored integers are unsigned. An unpacked number is number * scale_factor + add_offset.
+    """
+    if stored_dtype.kind == "i" and str(attributes.get("_Unsigned", "")).lower() == "true":
+        stored_dtype = np.dtype(f"u{stored_dtype.itemsize}")
+    scales = [attributes[key] for key in ("scale_factor", "add_offset") if attributes.get(key) is not None]
+    scale_arrays = [np.asarray(scale) for scale in scales]
+    if any(array.dtype.kind not in "biufc" or array.size != 1 for array in scale_arrays):
+        raise ReaderError(f"{path}: expected numbers as scale_factor and add_offset of {name!r}, found {scales}")
+    return stored_dtype, np.result_type(stored_dtype, *[array.dtype for array in scale_arrays])

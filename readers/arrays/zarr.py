@@ -8,6 +8,7 @@ import contextlib
 import functools
 import struct
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from matex_tf.lazy import zarr
 from matex_tf.readers.arrays.dimensions import Dimension, make_dimension
 from matex_tf.readers.arrays.stack import Stack
 from matex_tf.readers.arrays.texts import TextVariable
-from matex_tf.readers.arrays.variable import Variable, check_numeric
+from matex_tf.readers.arrays.variable import Variable, check_numeric, find_dtypes
 from matex_tf.readers.base import files
 from matex_tf.readers.base.formats import ReaderError, register
 
@@ -69,12 +70,12 @@ class Zarr(Stack):
         array = file.find_array(name)
         if array is None:
             return None
+        read_dimension = functools.partial(_read_dimension, array, name, file)
         # NumPy's kinds of texts: "U", "S", "T" (StringDType), and objects, whose types are checked at reading.
         if array.dtype.kind not in "USTO":
-            return _Variable(self, path, name, array, file)
+            return _Variable(self, path, name, array, read_dimension)
         read = functools.partial(_read_texts, path, name, array)
-        read_dimension = functools.partial(_read_dimension, array, name, file)
-        return TextVariable(self, path, name, array.shape, _list_dimension_names(array), read, read_dimension)
+        return TextVariable(self, path, name, array.shape, _list_dimension_names(array), read_dimension, read)
 
     def list_names(self, file: Any) -> list[str]:
         return sorted(file.list_arrays())
@@ -152,19 +153,13 @@ def _can_hold(dtype: np.dtype, number: Any) -> bool:
 
 
 class _Variable(Variable):
-    def __init__(self, owner: Zarr, path: Path, name: str, array: Any, store: _Store):
-        self._stored = check_numeric(path, name, array.dtype)
-        super().__init__(owner, path, name, array.shape, _list_dimension_names(array))
-        self._array, self._store = array, store
+    def __init__(self, owner: Zarr, path: Path, name: str, array: Any, read_dimension: Callable[[int], Dimension]):
+        super().__init__(owner, path, name, array.shape, _list_dimension_names(array), read_dimension)
+        self._array = array
         self.chunk = int(array.chunks[self.axis])
         attributes = dict(array.attrs)
-        if self._stored.kind == "i" and str(attributes.get("_Unsigned", "")).lower() == "true":
-            self._stored = np.dtype(f"u{self._stored.itemsize}")
-        self._scale, self._offset = (attributes.get(key) for key in ("scale_factor", "add_offset"))
-        scales = [scale for scale in (self._scale, self._offset) if scale is not None]
-        if not all(isinstance(scale, (int, float)) for scale in scales):
-            raise ReaderError(f"{path}: expected numbers as scale_factor and add_offset of {name!r}, found {scales}")
-        self.dtype = np.result_type(self._stored, *[np.asarray(scale).dtype for scale in scales])
+        self._stored, self.dtype = find_dtypes(path, name, check_numeric(path, name, array.dtype), attributes)
+        self._scale, self._offset = attributes.get("scale_factor"), attributes.get("add_offset")
         marks = [attributes.get(key) for key in ("_FillValue", "missing_value")]
         if getattr(getattr(array, "metadata", None), "zarr_format", 2) == 2 and "_ARRAY_DIMENSIONS" in attributes:
             marks.append(array.fill_value)
@@ -186,9 +181,6 @@ class _Variable(Variable):
                 f"{self._path}: expected a number as the mark of missing values of {self.name!r}, found {mark!r}"
             )
         return decoded
-
-    def read_dimension(self, axis: int) -> Dimension:
-        return _read_dimension(self._array, self.name, self._store, axis)
 
     def read_samples(self, start: int, stop: int) -> np.ndarray:
         samples = np.asarray(self._array[self.make_index(start, stop)])

@@ -1,10 +1,8 @@
 """Converts columns of text to numbers by the rules of a dialect, such as 1.234,5 to 1234.5.
 
-`blocks` lets pyarrow's CSV reader parse the numbers of a file where it can. That reader knows a decimal mark, but no
-thousands mark. Where it fails, `blocks` reads texts, and `convert_column` converts each of them by one of two parsers:
-- A text that matches the pattern of the dialect is rewritten with the usual marks, and cast.
-- pyarrow's CSV reader parses any other text. So a value that it accepts stays valid if another value of the column is
-  in a spelling that it rejects.
+`table.py` lets pyarrow's CSV reader parse the numbers of a file where it can. That reader knows a decimal mark, but no
+thousands mark, and no plus sign of integers. Where it fails, `table.py` reads texts, and `convert_column` removes these
+characters and lets the same reader parse the result.
 """
 
 from __future__ import annotations
@@ -25,47 +23,37 @@ ADDRESS = rf"(?:{_BYTE}\.){{3}}{_BYTE}"
 def convert_column(column: Any, kind: Any, dialect: Dialect) -> Any:
     """Convert a pyarrow column of texts to numbers of the type `kind`; None if a text is not a number of this type.
 
-    Missing values (null) stay missing. Each text is converted independently: a column may mix numbers that pyarrow
-    parses and numbers that only the dialect describes. `dialect.thousands` may separate groups of three digits; commas
-    may also group digits as in India: 12,34,567.
+    Missing values (null) stay missing. A text that does not match the pattern of the dialect, such as "nan", is parsed
+    unchanged. So a value that pyarrow accepts stays valid if another value of the column needs rewriting.
     """
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
-    texts = pc.utf8_trim_whitespace(column)  # rewritten below; `column` stays as in the file
-    fits_dialect = pc.match_substring_regex(texts, _make_pattern(dialect))
-    if pc.all(fits_dialect).as_py() is False:  # None: all values are missing
-        # pyarrow parses the texts that the pattern does not match. This function converts the rest, with nulls in
-        # place of these texts: the pattern matches all of the rest, so the inner call does not come here again.
-        is_unmatched = pc.invert(fits_dialect).fill_null(False)
-        parsed = _parse_texts(column.filter(is_unmatched), kind, dialect)
-        matched = convert_column(pc.if_else(is_unmatched, pa.scalar(None, column.type), column), kind, dialect)
-        return None if parsed is None or matched is None else pc.replace_with_mask(matched, is_unmatched, parsed)
+    texts = pc.utf8_trim_whitespace(column)
+    rewritten = pc.replace_substring_regex(texts, r"^\+", "")  # pyarrow reads no plus sign of integers
     if dialect.thousands is not None:
-        texts = pc.replace_substring(texts, dialect.thousands, "")
-    if dialect.decimal != ".":
-        texts = pc.replace_substring(texts, dialect.decimal, ".")
-    try:  # `cast` reads no plus sign
-        return pc.replace_substring_regex(texts, r"^\+", "").cast(kind)
-    except pa.ArrowInvalid:  # out of range, or not an integer
-        return None
+        rewritten = pc.replace_substring(rewritten, dialect.thousands, "")
+    fits_dialect = pc.match_substring_regex(texts, _make_pattern(dialect))
+    return _parse_texts(pc.if_else(fits_dialect, rewritten, column), kind, dialect)
 
 
 def _parse_texts(texts: Any, kind: Any, dialect: Dialect) -> Any:
     """Texts as pyarrow's CSV reader parses a column of the type `kind`; None if it rejects one.
 
-    Only this reader, and no cast, has options for texts of missing values and for the decimal mark. So the texts become
-    a CSV file in memory, with one column. They are in quotes, since a text may contain delimiters or newlines. The file
-    is one block for the reader, since a record must fit into a block.
+    Only this reader, and no cast, has an option for the decimal mark. So the texts become a CSV file in memory, with
+    one column. They are in quotes, since a text may contain delimiters or newlines. The file is one block for the
+    reader, since a record must fit into a block. Missing values (null) are empty texts in it. `Dialect.nulls` do not
+    apply: they are texts as in the file, and `convert_column` has removed spaces and marks.
     """
-    data = "".join('"' + text.replace('"', '""') + '"\n' for text in texts.to_pylist()).encode()
+    if not len(texts):
+        return texts.cast(kind)  # the reader rejects an empty file
+    quoted = pc.binary_join_element_wise('"', pc.replace_substring(texts.fill_null(""), '"', '""'), '"\n', "")
+    data = pc.binary_join(pa.ListArray.from_arrays([0, len(quoted)], quoted), "")[0].as_buffer()
     try:
         table = arrow_csv.read_csv(
             pa.BufferReader(data),
             arrow_csv.ReadOptions(column_names=["x"], block_size=len(data) + 1),
             arrow_csv.ParseOptions(newlines_in_values=True),
-            arrow_csv.ConvertOptions(
-                column_types={"x": kind}, null_values=dialect.nulls, decimal_point=dialect.decimal
-            ),
+            arrow_csv.ConvertOptions(column_types={"x": kind}, null_values=[""], decimal_point=dialect.decimal),
             memory_pool=pa.system_memory_pool(),
         )
     except pa.ArrowInvalid:

@@ -107,7 +107,7 @@ class Csv(TableFormat):
             if not self._text_files:
                 self.columns = Table(file, names, dialect)
             headers.check_same(file, names, header, self.files[0], self.columns.names)
-            self._text_files.append(TextFile(file, file, start))
+            self._text_files.append(TextFile(file, start))
         self.columns.choose_columns(labels, columns)
         self.labelled = "labels" in self.columns.columns
         self.columns.learn_types(*headers.sample_records(self._text_files, head, dialect), dtype)
@@ -120,21 +120,15 @@ class Csv(TableFormat):
     def recognises(cls, path: Path, head: bytes) -> bool:
         return path.is_file() and path.name.lower().endswith(_ENDINGS)
 
-    def _settle_unpack(self, ranks: Ranks, results: Sequence[dict[Path, Path]]) -> None:
-        temporary_files, text_files = self._unpacking.settle(ranks, results), self._text_files
-        self._text_files = [
-            dataclasses.replace(file, path=temporary_files.get(file.named, file.path)) for file in text_files
-        ]
-
     # Records: each rank finds the ends of records in its range of bytes, and parses the blocks that it reads for this.
 
     def _survey_records(self, ranks: Ranks) -> _Survey:
-        self._text = Text(self._text_files)
+        self._text = Text(self._text_files, self._temporary_files)
         start, stop = slice_bounds.deal_block(self._text.size, ranks.rank, ranks.size)
-        if self._marks.comment is not None:
+        if self._marks.comment is not None:  # a range must not begin within a comment (see `records.py`)
             start, stop = self._text.find_line_start(start), self._text.find_line_start(stop)
         parser = None
-        if self.keep:
+        if self.keep:  # rows may be kept: parse what is read in any case
             rows = Rows(self.columns, self.missing, self._find_room(ranks))
             parser = RangeParser(self._text, self.columns, rows, start, stop)
         on_block = parser.add_block if parser else None
@@ -177,7 +171,7 @@ class Csv(TableFormat):
         if parser is None or len(counts) < len(surveys):
             return
         is_count_wrong = sum(counts) != self._records.count and not any(survey.has_failed for survey in surveys)
-        if self._records.ranges_within_quotes or is_count_wrong:
+        if self._records.has_range_within_quotes or is_count_wrong:
             # Now the ends of all records are known. If only the count is wrong, this reading checks the number of
             # records of each block, and an error names the place.
             row_ranges = self.list_parts(ranks)
@@ -192,27 +186,26 @@ class Csv(TableFormat):
     def check_texts(self, found: Sequence[Mapping[int, Mapping[str, int]]], ranks: Ranks) -> None:
         """Raises ReaderError if a column of text has numbers in most rows.
 
-        The first rank that has found one of these numbers reports its line; the other ranks raise FailedElsewhere.
+        Only one rank, the first that has found such a number, reads its rows again for the line of the number, and
+        raises the error. The other ranks raise FailedElsewhere, and so report its error (`agreement.py`).
         """
         table = self.columns
-        number_among_texts = table.find_number_among_texts(
-            {number: number_like.add_counts(rank_counts[number] for rank_counts in found) for number in table.texts}
-        )
-        if number_among_texts is None:
-            return
-        number, value = number_among_texts
-        first_rank = next(rank for rank, rank_counts in enumerate(found) if value in rank_counts[number])
-        if ranks.rank != first_rank:
-            raise agreement.FailedElsewhere
-        blocks = self.iterate_tables(*self._find_counted_rows(ranks), table.find_text_types())
-        row_matches = ((first_row, pc.index(block[str(number)], value).as_py()) for first_row, block in blocks)
-        row = next(first_row + index for first_row, index in row_matches if index >= 0)
-        name = table.names[number]
-        raise ReaderError(
-            f"{self.find_place(row)}, column {name!r}: expected text, as in the first MiB of the file, found "
-            f"{value!r}, and most rows of this column hold numbers; "
-            f"{number_like.suggest_option(value, name, table.dialect)}"
-        )
+        for number in sorted(set(table.texts) - table.requested_texts):
+            value = number_like.find_usual_number(number_like.add_counts(rank_counts[number] for rank_counts in found))
+            if value is None:
+                continue
+            first_rank = next(rank for rank, rank_counts in enumerate(found) if value in rank_counts[number])
+            if ranks.rank != first_rank:
+                raise agreement.FailedElsewhere
+            blocks = self.iterate_tables(*self._find_counted_rows(ranks), table.find_text_types())
+            row_matches = ((first_row, pc.index(block[str(number)], value).as_py()) for first_row, block in blocks)
+            row = next(first_row + index for first_row, index in row_matches if index >= 0)
+            name = table.names[number]
+            raise ReaderError(
+                f"{self.find_place(row)}, column {name!r}: expected text, as in the first MiB of the file, found "
+                f"{value!r}, and most rows of this column hold numbers; "
+                f"{number_like.suggest_option(value, name, table.dialect)}"
+            )
 
     # Rows.
 

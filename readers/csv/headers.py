@@ -103,20 +103,19 @@ def sample_records(text_files: Sequence[TextFile], head: bytes, dialect: Dialect
     Returns the bytes of the records, the file, and the line of the first record. If no file has records, the bytes are
     empty lines at most, of the last file.
 
-    text_files: each with its name in messages (`named`) and the offset of its first record (`start`).
     head: the head of the first file.
     """
     for file_index, text_file in enumerate(text_files):
         length = HEAD_BYTES
-        text = joined_text.read_head(text_file.named, length, dialect) if file_index else head
+        text = joined_text.read_head(text_file.path, length, dialect) if file_index else head
         # Enlarge the head until it has a complete record.
         while not (end := _find_records_end(text, text_file.start, length, dialect.marks)):
             length *= 4
-            text = joined_text.read_head(text_file.named, length, dialect)
+            text = joined_text.read_head(text_file.path, length, dialect)
         sample, line = text[text_file.start : end], 1 + text[: text_file.start].count(b"\n")
         if sample.strip():  # not only a header
             break
-    return sample, text_file.named, line
+    return sample, text_file.path, line
 
 
 def _find_records_end(head: bytes, start: int, length: int, marks: Marks) -> int:

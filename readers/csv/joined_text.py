@@ -13,19 +13,16 @@ import contextlib
 import gzip
 import itertools
 import lzma
-import os
 import zipfile
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, NamedTuple
 
 from matex_tf.readers.base import files
 from matex_tf.readers.base.formats import ReaderError
-from matex_tf.readers.base.unchanged import Unchanged
+from matex_tf.readers.base.stored import Stored
 from matex_tf.readers.base.unpacking import DAMAGED_GZIP, GZIP
 from matex_tf.readers.csv.dialect import Dialect
-from matex_tf.runtime import real_files
 
 BOM = b"\xef\xbb\xbf"
 _PACKED = {GZIP: "gzip", b"BZh": "bz2", b"\xfd7zXZ\x00": "xz", b"PK\x03\x04": "zip"}
@@ -101,38 +98,30 @@ def read_head(path: Path, length: int, dialect: Dialect) -> bytes:
         return files.read_all(file, length)[:length]
 
 
-@dataclass(frozen=True)
-class TextFile:
-    """One file of a text."""
+class TextFile(NamedTuple):
+    """One file of a text. `start` is the offset of its first record, after decompression."""
 
-    named: Path  # the file of the script, for messages
-    path: Path  # the file with its text: `named`, or a temporary file with the decompressed text
-    start: int  # the offset of its first record
-
-    @property
-    def is_unpacked(self) -> bool:
-        """Whether `path` is a temporary file."""
-        return self.path != self.named
+    path: Path
+    start: int
 
 
 class Text:
-    """The concatenated bytes of several files, with offsets from 0. Decompressed files stay open and may be removed.
+    """The concatenated bytes of several files, with offsets from 0.
 
     A newline is added after each file, so that its last record ends with one.
+
+    `unpacked`: the temporary files with decompressed text, by their compressed file. They may be removed afterwards.
 
     Attributes: `size`, in bytes; `starts` and `ends`, the first offset of each file, and the offset after the newline
     that is added after it.
     """
 
-    def __init__(self, text_files: Sequence[TextFile]):
+    def __init__(self, text_files: Sequence[TextFile], unpacked: Mapping[Path, Path]):
         self._files = text_files
-        self._open = {file_index: _open_plain(file) for file_index, file in enumerate(text_files) if file.is_unpacked}
-        self._sizes = [
-            (os.fstat(self._open[file_index].fileno()) if file.is_unpacked else os.stat(file.path)).st_size
-            for file_index, file in enumerate(text_files)
+        self._stored = [
+            Stored(unpacked[path], str(path)) if path in unpacked else Stored(path) for path, _ in text_files
         ]
-        self._unchanged = Unchanged({file.path for file in text_files if not file.is_unpacked})
-        self._last_opened: tuple[int, BinaryIO] | None = None
+        self._sizes = [stored.size for stored in self._stored]
         self.ends = list(itertools.accumulate(size - file.start + 1 for size, file in zip(self._sizes, text_files)))
         self.starts = [0, *self.ends[:-1]]
         self.size = self.ends[-1]
@@ -146,32 +135,11 @@ class Text:
             end = min(stop, self.ends[file_index])
             # From an offset of the text to one of the file.
             shift = self._files[file_index].start - self.starts[file_index]
-            data = self._read_file(file_index, start + shift, min(end + shift, self._sizes[file_index]))
+            first, last = start + shift, min(end + shift, self._sizes[file_index])
+            data = self._stored[file_index].read_bytes(first, last - first)
             pieces.append(data if end < self.ends[file_index] else data + b"\n")
             start = end
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-
-    def _read_file(self, file_index: int, start: int, stop: int) -> bytes:
-        """Read bytes `start` to `stop` of one file."""
-        if not self._files[file_index].is_unpacked:
-            self._unchanged.check(self._files[file_index].path)
-        data = files.read_at(self._open_file(file_index).fileno(), start, stop - start)
-        if start + len(data) < stop:
-            raise ReaderError(
-                f"{self._files[file_index].named}: truncated: expected {self._sizes[file_index]} bytes, found "
-                f"{start + len(data)}"
-            )
-        return data
-
-    def _open_file(self, file_index: int) -> BinaryIO:
-        if file_index in self._open:
-            return self._open[file_index]
-        # Only one file is open at a time, because their number may exceed the limit of open files.
-        if self._last_opened is None or self._last_opened[0] != file_index:
-            if self._last_opened is not None:
-                self._last_opened[1].close()
-            self._last_opened = (file_index, _open_plain(self._files[file_index]))
-        return self._last_opened[1]
 
     def split_by_file(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
         """Split `start` to `stop` into ranges of one file each."""
@@ -182,7 +150,7 @@ class Text:
 
     def find_file(self, byte: int) -> Path:
         """The file that contains the byte at offset `byte`."""
-        return self._files[min(bisect.bisect_right(self.ends, byte), len(self.ends) - 1)].named
+        return self._files[min(bisect.bisect_right(self.ends, byte), len(self.ends) - 1)].path
 
     def find_line_start(self, byte: int) -> int:
         """The first offset at or after `byte` at which a line begins."""
@@ -202,14 +170,7 @@ class Text:
         # The offset in the file.
         end = min(byte - self.starts[file_index] + self._files[file_index].start, self._sizes[file_index])
         count = sum(
-            self._read_file(file_index, offset, min(offset + _COUNT_BYTES, end)).count(b"\n")
+            self._stored[file_index].read_bytes(offset, min(_COUNT_BYTES, end - offset)).count(b"\n")
             for offset in range(0, end, _COUNT_BYTES)
         )
-        return f"{self._files[file_index].named}, line {1 + count}"
-
-
-def _open_plain(file: TextFile) -> BinaryIO:
-    # An unpacked file is a temporary file of the readers, and not among the private files of this rank, where hooks
-    # look for the files of the script.
-    with real_files.use_real_files() if file.is_unpacked else contextlib.nullcontext():
-        return open(file.path, "rb", buffering=0)
+        return f"{self._files[file_index].path}, line {1 + count}"

@@ -105,7 +105,7 @@ def find_unit(text: str) -> str | None:
 
     None: not a number, such as "abc". "": certainly one or several numbers, such as "12", or "12 km" with a well-known
     unit. A word, or one capital letter except K and M: perhaps a number with this unit, such as "A" of "1A".
-    `find_numbers` decides: numbers of a column have one unit, while 1A and 2B may be names.
+    `find_usual_number` decides: numbers of a column have one unit, while 1A and 2B may be names.
     """
     if not any(letter.isnumeric() or letter in "∞fF" for letter in text):  # f: of "inf"
         return None
@@ -120,14 +120,19 @@ def find_unit(text: str) -> str | None:
     return "" if len(parts) > 1 and all(_PLAIN_NUMBER.fullmatch(part) for part in parts) else None
 
 
-def find_numbers(counts: Mapping[str, int]) -> set[str]:
-    """The texts that are numbers, among `counts` (rows by text). Of uncertain units, only the most common counts."""
+def find_usual_number(counts: Mapping[str, int]) -> str | None:
+    """One of the texts that are numbers, if more than half of the rows hold numbers; else None.
+
+    `counts`: the number of rows with each text. Of uncertain units, only the most common one counts.
+    """
     units = {text: unit for text in counts if (unit := find_unit(text)) is not None}
     rows_by_unit: collections.Counter[str] = collections.Counter()
     for text, unit in units.items():
         rows_by_unit[unit] += counts[text]
     common_unit = max((unit for unit in rows_by_unit if unit), key=lambda unit: rows_by_unit[unit], default="")
-    return {text for text, unit in units.items() if unit in ("", common_unit)}
+    if 2 * sum(rows_by_unit[unit] for unit in {"", common_unit}) <= sum(counts.values()):
+        return None
+    return min(text for text, unit in units.items() if unit in ("", common_unit))
 
 
 def add_counts(counts_by_rank: Iterable[Mapping[str, int]]) -> dict[str, int]:
@@ -136,11 +141,6 @@ def add_counts(counts_by_rank: Iterable[Mapping[str, int]]) -> dict[str, int]:
     for rank_counts in counts_by_rank:
         counts.update(rank_counts)
     return dict(counts)
-
-
-def are_numbers(counts: Mapping[str, int]) -> bool:
-    """Returns whether more than half of the rows hold numbers; `counts`: the number of rows with each text."""
-    return 2 * sum(counts[text] for text in find_numbers(counts)) > sum(counts.values())
 
 
 def _normalize(text: str) -> str:

@@ -64,6 +64,8 @@ def search_records(
     Empty lines and lines with only a comment are not records. The text is read in blocks. `on_block(begin, data,
     line_ends, record_ends)` is called for each block, `data` from offset `begin` on: `line_ends` and `record_ends` are
     the offsets after its lines and after its records, if the range begins outside of quotes.
+
+    `stride`, `piece`: in place of `STRIDE` and `PIECE`, for a search of few records.
     """
     line_start = _find_line_start(read(max(0, start - 2), start), start)
     outside, inside = (_Search(read, marks, stride or STRIDE, within, line_start) for within in (False, True))
@@ -230,7 +232,7 @@ class Records:
     numbers: list[int]  # the indices of these records, ascending
     offsets: list[int]  # where these records begin, or empty lines before them
     stop: int  # the end of the text
-    ranges_within_quotes: list[int] = field(default_factory=list, compare=False)  # indices of ranges that begin so
+    has_range_within_quotes: bool = field(default=False, compare=False)  # whether a range begins within quotes
 
     def find_near(self, record: int) -> tuple[int, int]:
         """(index, first byte) of a record at or shortly before the record with index `record`."""
@@ -251,9 +253,8 @@ def join_parts(parts: Sequence[Part], start: int, stop: int, read_rest: Read, en
     records = Records(0, has_quoted_newlines=False, unclosed_end=None, numbers=[0], offsets=[start], stop=stop)
     # Whether the range begins within quotes; the offset after the last record.
     is_within_quotes, last_end = False, start
-    for part_index, part in enumerate(parts):
-        if is_within_quotes:
-            records.ranges_within_quotes.append(part_index)
+    for part in parts:
+        records.has_range_within_quotes |= is_within_quotes
         part_result = part.inside if is_within_quotes else part.outside
         records.numbers += [records.count + STRIDE * (index + 1) for index in range(len(part_result.offsets))]
         records.offsets += part_result.offsets

@@ -11,15 +11,14 @@ import weakref
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from matex_tf.readers.base import agreement, files
 from matex_tf.readers.base.formats import Format, Ranks, ReaderError, register, split_range
+from matex_tf.readers.base.stored import Stored
 from matex_tf.readers.base.unpacking import remove_files
 from matex_tf.readers.images import archives, plain_pickles
-from matex_tf.readers.images.archives import Stored
 from matex_tf.sharding.shard_arrays import ShardArray
 
 _PIXELS = 3 * 32 * 32
@@ -42,22 +41,22 @@ class _Cifar(Format):
         """Find the batches at `path`. `label`: the index in `label_names` of the labels to read."""
         self._label, self._path = label, Path(files.decode_path(path))
         self._unpacked: list[Path] = []
-        self._batches: dict[str, list[Any]] = {}
+        # By part. Empty until the survey has extracted an archive.
+        self._batches: dict[str, list[_BinaryBatch | _PickledBatch]] = {}
         archive = self._find_archive()
         if archive is not None:
             self.files, self.surveys = [archive], 1
             return
         inner_folders = [self._path / name for name in _FOLDERS if (self._path / name).is_dir()]
         for folder in (self._path, *inner_folders):
-            batches = self._find_batches({file.name: Stored(file) for file in folder.iterdir() if file.is_file()})
-            if batches:
+            self._batches = self._find_batches({file.name: Stored(file) for file in folder.iterdir() if file.is_file()})
+            if self._batches:
                 break
         else:
             raise FileNotFoundError(
                 f"{self._describe_expected()}; the folder holds {files.format_names(os.listdir(self._path))}"
             )
-        self.files = [file.path for batch_files in batches.values() for file in batch_files]
-        self._open_batches(batches)
+        self.files = [batch.file.path for batches in self._batches.values() for batch in batches]
 
     def _find_archive(self) -> Path | None:
         """The archive to read; None if its files are already extracted."""
@@ -82,21 +81,15 @@ class _Cifar(Format):
             f"version), or {' or '.join(self.archives)}"
         )
 
-    def _find_batches(self, files_by_name: Mapping[str, Stored]) -> dict[str, list[Stored]] | None:
-        """The batches of each part, from `files_by_name`; None if neither version is complete."""
-        for ending in (".bin", ""):
+    def _find_batches(self, files_by_name: Mapping[str, Stored]) -> dict[str, list[_BinaryBatch | _PickledBatch]]:
+        """The batches of each part, from `files_by_name`; {} if neither version is complete."""
+        for ending, batch_class in ((".bin", _BinaryBatch), ("", _PickledBatch)):
             if all(name + ending in files_by_name for names in self.batch_names.values() for name in names):
                 return {
-                    part: [files_by_name[name + ending] for name in names] for part, names in self.batch_names.items()
+                    part: [batch_class(files_by_name[name + ending], self.label_names, self._label) for name in names]
+                    for part, names in self.batch_names.items()
                 }
-        return None
-
-    def _open_batches(self, part_files: Mapping[str, Sequence[Stored]]) -> None:
-        for part, stored_files in part_files.items():
-            self._batches[part] = [
-                (_BinaryBatch if file.name.endswith(".bin") else _PickledBatch)(file, self.label_names, self._label)
-                for file in stored_files
-            ]
+        return {}
 
     # One rank of each host (`ranks.leader`) extracts an archive: its members cannot be read independently.
 
@@ -110,14 +103,13 @@ class _Cifar(Format):
 
     def settle(self, turn: int, ranks: Ranks, found: Sequence[dict[str, Path]]) -> None:
         archive, extracted_files = self.files[0], found[ranks.leader]
-        batches = self._find_batches(
+        self._batches = self._find_batches(
             {name: Stored(path, f"{archive}: {name}") for name, path in extracted_files.items()}
         )
-        if batches is None:
+        if not self._batches:
             raise ReaderError(
                 f"{self._describe_expected()}; the archive {archive} contains {files.format_names(extracted_files)}"
             )
-        self._open_batches(batches)
 
     def end_surveys(self) -> None:
         remove_files(self._unpacked)  # every rank of this host has them open
@@ -190,7 +182,7 @@ class _BinaryBatch:
     """A file of records: one byte for each label, then 3072 bytes for the image."""
 
     def __init__(self, file: Stored, label_names: tuple[str, ...], label: int):
-        self._file, self._label, self._label_count = file, label, len(label_names)
+        self.file, self._label, self._label_count = file, label, len(label_names)
         self._record_bytes = self._label_count + _PIXELS
         if file.size == 0 or file.size % self._record_bytes:
             raise ReaderError(
@@ -200,7 +192,7 @@ class _BinaryBatch:
         self.rows = file.size // self._record_bytes
 
     def _read_records(self, start: int, stop: int) -> np.ndarray:
-        data = self._file.read_bytes(start * self._record_bytes, (stop - start) * self._record_bytes)
+        data = self.file.read_bytes(start * self._record_bytes, (stop - start) * self._record_bytes)
         return np.frombuffer(data, np.uint8).reshape(-1, self._record_bytes)
 
     def read_images(self, start: int, stop: int) -> np.ndarray:
@@ -214,7 +206,7 @@ class _PickledBatch:
     """A pickle of {"data": array (rows, 3072), "labels": list}. The bytes of the array stay in the file."""
 
     def __init__(self, stored_file: Stored, label_names: tuple[str, ...], label: int):
-        self._file = stored_file
+        self.file = stored_file
         with stored_file.open_file() as file:
             content = plain_pickles.load_pickle(file, str(stored_file))
         if not isinstance(content, dict):
@@ -257,7 +249,7 @@ class _PickledBatch:
     def read_images(self, start: int, stop: int) -> np.ndarray:
         if not isinstance(self._content, plain_pickles.FileBytes):
             return np.frombuffer(self._content, np.uint8)[start * _PIXELS : stop * _PIXELS]
-        data = self._file.read_bytes(self._content.offset + start * _PIXELS, (stop - start) * _PIXELS)
+        data = self.file.read_bytes(self._content.offset + start * _PIXELS, (stop - start) * _PIXELS)
         return np.frombuffer(data, np.uint8)
 
     def read_labels(self, start: int, stop: int) -> np.ndarray:

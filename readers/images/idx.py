@@ -77,7 +77,7 @@ class IdxFile:
     def _check_size(self) -> None:
         expected_bytes = self._start + self.shape[0] * self._item_bytes
         file_bytes = os.path.getsize(self.path)
-        if self._is_packed:
+        if self._is_packed:  # the unpacked size is known only after unpacking
             if expected_bytes > file_bytes * _MOST_PACKED:
                 raise ReaderError(
                     f"{self.path}: truncated: its header ({self.describe_items()}) makes {expected_bytes} bytes, "

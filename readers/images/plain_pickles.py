@@ -184,8 +184,7 @@ class _Unpickler(_Base):
 def load_pickle(file: BinaryIO, named: Path | str) -> Any:
     """Load the value in the file, with `Array` for arrays and `FileBytes` for long bytes objects.
 
-    Raises:
-        ReaderError: the file is damaged, or holds other values than plain values and arrays. The message names `named`.
+    Raises ReaderError, which names `named`, if the file is damaged, or holds other values.
     """
     source = _File(file, named)
     try:

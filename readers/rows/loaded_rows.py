@@ -7,13 +7,12 @@ and batches; streams read by themselves (`streaming.py`).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from matex_tf.readers.base.agreement import Together
-from matex_tf.readers.base.formats import FIELDS
+from matex_tf.readers.base.formats import FIELDS, Ranks
 from matex_tf.readers.rows import redistribute, scaling
 from matex_tf.readers.rows.layout import Deal
 from matex_tf.readers.rows.samples import Source
@@ -21,23 +20,14 @@ from matex_tf.sharding import shard_arrays, slice_bounds
 from matex_tf.world import world
 
 
-@dataclass(frozen=True)
-class Shard:
-    """This process has the rows of rank `rank` of `size` ranks.
-
-    `alone`: the script has given rank= or size=, so this process reads without the other ranks.
-    """
-
-    rank: int
-    size: int
-    alone: bool
-
-
 class LoadedRows:
-    """This rank's rows of every part and field of `source`, as `deals` assign them to ranks. Actions run `together`: if
-    one fails on any rank, all ranks raise an error.
+    """The rows of every part and field of `source` that `deals` assign to rank `rank`.
 
     At its first use, `get_rows` finishes the rows that were read during opening; if there are none, it reads the files.
+
+    Args:
+        ranks: the ranks that read the files together; only this process, if the script has given rank= or size=.
+        together: runs an action on every rank, and raises its error on all ranks.
     """
 
     def __init__(
@@ -45,11 +35,12 @@ class LoadedRows:
         name: str,
         source: Source,
         deals: dict[str, Deal],
-        shard: Shard,
+        rank: int,
+        ranks: Ranks,
         normalize: bool | str,
         together: Together,
     ):
-        self._name, self._source, self._deals, self._shard = name, source, deals, shard
+        self._name, self._source, self._deals, self._rank, self._ranks = name, source, deals, rank, ranks
         self._normalize, self._together = normalize, together
         self._finished: dict[tuple[str, str], np.ndarray] = {}
         # Rows that were read during opening. They are neither scaled nor searched for missing values yet.
@@ -67,11 +58,9 @@ class LoadedRows:
         if arrays is not None:  # there is one rank, and its parts are ranges of the rows that it has read
             return arrays
         activity = f"distributing the rows of {self._name}"
-        arrays = self._together(
-            lambda: redistribute.allot_arrays(source, self._deals, self._shard.rank, kept_rows), activity
-        )
-        communicator = world.get_communicator("readers") if self._shard.size > 1 else None
-        redistribute.send_rows(source, self._deals, self._shard.rank, kept_rows, arrays, communicator)
+        arrays = self._together(lambda: redistribute.allot_arrays(self._deals, self._rank, kept_rows), activity)
+        communicator = world.get_communicator("readers") if self._ranks.size > 1 else None
+        redistribute.send_rows(source, self._deals, self._rank, kept_rows, arrays, communicator)
         return arrays
 
     def get_rows(self, part: str, field: str) -> np.ndarray:
@@ -106,9 +95,9 @@ class LoadedRows:
 
     def _list_positions(self, part: str) -> Any:
         """The positions of this rank's rows in the part; the first position if it has no rows."""
-        deal, rank = self._deals[part], self._shard.rank
-        count = deal.count_held(rank)
-        return deal.list_positions(rank, 0, count) if count else range(1)
+        deal = self._deals[part]
+        count = deal.count_held(self._rank)
+        return deal.list_positions(self._rank, 0, count) if count else range(1)
 
     def set_scale(self) -> Any:
         """Set and return the function that scales data; for "standard" from the moments of all ranks. Collective."""
@@ -124,9 +113,9 @@ class LoadedRows:
     def _compute_moments(self) -> Any:
         """The moments of this rank's slice of the training rows."""
         if self.were_read_in_opening:
-            own_rows = self._finish_rows("training", "data")[: self._deals["training"].count_held(self._shard.rank)]
+            own_rows = self._finish_rows("training", "data")[: self._deals["training"].count_held(self._rank)]
             return scaling.compute_moments_in_pieces(own_rows)
-        size, rank = (1, 0) if self._shard.alone else (self._shard.size, self._shard.rank)
+        count = self._source.count_training_rows()
         return self._source.compute_training_moments(
-            *slice_bounds.deal_block(self._source.count_training_rows(), rank, size)
+            *slice_bounds.deal_block(count, self._ranks.rank, self._ranks.size)
         )

@@ -60,7 +60,7 @@ class _NeededRows:
         return int(self.list_rows(index, index + 1)[0])
 
 
-def allot_arrays(source: Source, deals: Mapping[str, Deal], rank: int, kept_rows: KeptRows) -> Arrays:
+def allot_arrays(deals: Mapping[str, Deal], rank: int, kept_rows: KeptRows) -> Arrays:
     """Allocate arrays for this rank's rows of every part. Their pages take no memory until they are written."""
     return {
         (part, field): ShardArray((max(1, deals[part].count_held(rank)), *arrays[0].shape[1:]), arrays[0].dtype)

@@ -94,23 +94,24 @@ class Source:
 
     def count_chunk_rows(self, part: str) -> int:
         """The number of rows in a chunk of the files: reading one of them costs as much as reading all."""
-        return self.format.chunk_rows(self.find_rows(part, range(0))[0], "data")
+        origin, _ = self.find_rows(part, range(0))
+        return self.format.chunk_rows(origin, "data")
 
     def count_training_rows(self) -> int:
-        """The number of rows for the mean and deviation of the data: the rows of training samples."""
+        """The number of rows for the mean and deviation of the data. Contiguous rows count once, although windows
+        overlap. If training samples are not contiguous, the samples count.
+        """
         count = self.count_samples("training")
-        return count if self.window is None or not self.split.is_contiguous("training") else count + self.window - 1
+        return count + (self.window or 1) - 1 if self.split.is_contiguous("training") else count
 
     def compute_training_moments(self, start: int, stop: int) -> scaling.Moments | None:
         """The moments of the data in rows `start` to `stop` of `count_training_rows`; None if there are no rows."""
         moments = None
-        # Windows overlap. If they are contiguous, each row counts once.
-        should_count_rows = self.window is not None and self.split.is_contiguous("training")
         step = max(1, PIECE_BYTES // self.count_row_bytes("training", "data")) if start < stop else 1
         for first in range(start, stop, step):
             agreement.stop_if_others_failed()
             last = min(first + step, stop)
-            if should_count_rows:
+            if self.split.is_contiguous("training"):
                 data = self._read_rows("training", "data", first, last)
             else:
                 data = self.read_samples("training", "data", range(first, last))

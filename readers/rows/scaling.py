@@ -82,11 +82,7 @@ def merge_moments(first: Moments | None, second: Moments | None) -> Moments | No
 
 
 def make_standard(moments: Sequence[Moments | None]) -> Standard:
-    """The scaling from the moments of each rank's rows.
-
-    Raises:
-        ValueError: no rank has rows.
-    """
+    """The scaling from the moments of each rank's rows. Raises ValueError if no rank has rows."""
     merged = functools.reduce(merge_moments, moments)
     if merged is None:
         raise ValueError('DataSet: normalize="standard" takes mean and deviation of the training rows; there are none')

@@ -58,6 +58,7 @@ class Order:
         if self.redeal:
             yield from self._redeal(length, epoch, chunk_rows)
             return
+        # The number in the file of this rank's first row, so that ranges begin at chunks of the file.
         file_row = 0 if self.in_memory else slice_bounds.deal_block(self.deal.count, self.rank, self.deal.size)[0]
         generator = self.make_generator(epoch) if self.shuffle else None
         for first, last in _cut_ranges(self.deal.count_held(self.rank), file_row, length, chunk_rows, generator):
@@ -191,9 +192,12 @@ def _iterate_own_batches(
 def make_stream(source: Source | Memory, part: str, order: Order, batch_size: int, row_bytes: int, alone: bool) -> Any:
     """Return the `tf.data.Dataset` of (data, labels), in batches of this rank's rows.
 
-    `alone`: the script has given rank= or size=, so this process computes without the other ranks.
+    Args:
+        batch_size: the rows of a global batch.
+        row_bytes: of a row of data and labels, the same number on all ranks; it determines the length of ranges.
+        alone: the script has given rank= or size=, so this process computes without the other ranks.
     """
-    epochs = itertools.count()
+    epochs = itertools.count()  # each iteration of the dataset is an epoch
     fields = ("data", "labels") if source.labelled else ("data",)
     examples = _read_pair(source, part, range(1))
     specs = tuple(
@@ -209,7 +213,7 @@ def make_stream(source: Source | Memory, part: str, order: Order, batch_size: in
 
     counted_batches = tf.data.Dataset.from_generator(generate, output_signature=(specs, count_spec, count_spec))
 
-    # Named functions: AutoGraph warns about lambdas that it cannot distinguish.
+    # Named functions, because AutoGraph warns about lambdas that it cannot distinguish.
     def has_rows(rows: Any, own_count: Any, global_count: Any) -> Any:
         return own_count > 0
 

@@ -134,7 +134,7 @@ class Columns:
         types: dict[int, Any] = {}
         for field in fields:
             for number in self.columns[field]:
-                # A column that is both data and label is read as the wider of its types.
+                # A column that is both data and label is read once, as the wider of its types.
                 kind = self.types[field, number]
                 types[number] = kind if number not in types else _widen_type(types[number], kind)
         return types

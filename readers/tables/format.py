@@ -27,7 +27,7 @@ class TableFormat(Format):
     Subclasses set `columns`, count rows, and yield tables of some rows. They name their surveys by `_set_surveys`. In a
     survey (see `Format`), when a data set is opened, each rank searches its part of the files, and then gets the
     results of all ranks. A survey NAME consists of the methods `_survey_NAME` and `_settle_NAME`. This class has both
-    methods of "texts", which counts the texts of the ranks' rows, and `_survey_unpack`, which decompresses files.
+    methods of "texts", which counts the texts of the ranks' rows, and of "unpack", which decompresses files.
 
     The code of a text is final once all ranks know all texts: its index in their sorted list. Before, a rank that keeps
     rows numbers its own texts by temporary codes (`Rows`).
@@ -47,6 +47,8 @@ class TableFormat(Format):
         self.categories = {}
         # For each column of text: its texts in the order of their codes. Set by the survey "texts".
         self._values: dict[int, list[str]] = {}
+        # By compressed file, a file with its contents. They are removed after the last survey, so a survey opens them.
+        self._temporary_files: dict[Path, Path] = {}
         self._rows: Rows | None = None  # the rows that this rank has kept, if a subclass has read rows in a survey
 
     @abstractmethod
@@ -89,6 +91,10 @@ class TableFormat(Format):
     def _survey_unpack(self, ranks: Ranks) -> dict[Path, Path]:
         assert self._unpacking is not None
         return self._unpacking.survey(ranks)
+
+    def _settle_unpack(self, ranks: Ranks, results: Sequence[dict[Path, Path]]) -> None:
+        assert self._unpacking is not None
+        self._temporary_files = self._unpacking.settle(ranks, results)
 
     def check_texts(self, found: Sequence[Mapping[int, Mapping[str, int]]], ranks: Ranks) -> None:
         """Raises ReaderError if a column of text holds numbers. `found`: the result of `_survey_texts` of each rank."""

@@ -195,11 +195,8 @@ class TypedTable(TableFormat):
                     'missing="nan" with NaN'
                 )
             column = values.pad_lists(lists, counts, width)
-        dtypes = [self.columns.dtypes[field] for field, numbers in self.columns.columns.items() if number in numbers]
-        # The largest number that fits into all float dtypes as which the column is returned; inf if there are none.
-        largest = min([float(np.finfo(dtype).max) for dtype in dtypes if dtype.kind == "f"], default=np.inf)
         try:
-            flat_values = values.convert_values(column, kind, largest)
+            flat_values = values.convert_values(column, kind)
         except values.Unfit as error:
             place = self.columns.name_value(find_place(error.index // width), number, error.index % width)
             raise ReaderError(f"{place}: {error}") from None

@@ -122,6 +122,7 @@ class Parquet(TypedTable):
         super()._settle_room(ranks, results)
         even_share = self._row_count / ranks.size
         most_rows = max(stop - start for start, stop in self.list_parts(ranks))
+        # With fewer rows than ranks the rows are uneven in any case.
         if even_share >= 1 and most_rows > _MOST_SHARES * even_share:
             suggested_rows = max(1, int(even_share) // 4)
             notes.print_note(
@@ -137,6 +138,7 @@ class Parquet(TypedTable):
         return f"{self.files[group.file]}, row {row - file_start}"
 
     def read_first(self, numbers: Sequence[int]) -> Any:
+        """As in `TypedTable`, but with a buffer: without one, pyarrow reads the whole columns of the row group."""
         group = self._groups[0]
         names = [self.columns.names[number] for number in numbers]
         with convert_errors(self.files[group.file], "Parquet", "reading the first row of"):

@@ -76,7 +76,7 @@ class TfRecord(TypedTable):
             "bytes_list": pa.large_binary(),
         }
         types = [(name, type_of_kind[kind]) for name, kind in self._kinds.items()]
-        self.compared = ()  # ranks compare the records in `describe` instead of the bytes of files
+        self.compared = ()  # ranks compare `describe`, with hashes of the first records, instead of the bytes of files
         first_surveys = {"unpack": bool(self._packed), "index": True}
         self._choose_columns(self.files[0], types, labels, columns, dtype, shape, first_surveys)
 
@@ -92,13 +92,6 @@ class TfRecord(TypedTable):
         """
         heads = ", ".join(_describe_records(file, file in self._packed) for file in dict.fromkeys(self.files))
         return f"{super().describe()}; {heads}"
-
-    def _settle_unpack(self, ranks: Ranks, results: Sequence[dict[Path, Path]]) -> None:
-        temporary_files = self._unpacking.settle(ranks, results)  # the temporary file of each packed file
-        for number, file in enumerate(self.files):
-            if file in temporary_files:
-                with real_files.use_real_files():
-                    self._opened[number] = _File(temporary_files[file])
 
     def _survey_index(self, ranks: Ranks) -> list[Part]:
         """The records that begin in this rank's range of all bytes."""
@@ -158,13 +151,18 @@ class TfRecord(TypedTable):
 
     def _open_file(self, number: int) -> _File:
         """The open file `number`: uncompressed, or its decompressed copy, which stays open."""
-        if number not in self._opened:
-            for other_number in [
-                other_number for other_number in self._opened if self.files[other_number] not in self._packed
-            ]:
-                # Only one uncompressed file is open at a time: their number may exceed the limit of open files.
-                del self._opened[other_number]
-            self._opened[number] = _File(self.files[number])
+        path = self.files[number]
+        if number in self._opened:
+            return self._opened[number]
+        if path in self._temporary_files:
+            with real_files.use_real_files():
+                self._opened[number] = _File(self._temporary_files[path])
+        else:
+            # Only one uncompressed file is open at a time: their number may exceed the limit of open files.
+            for other_number in list(self._opened):
+                if self.files[other_number] not in self._temporary_files:
+                    del self._opened[other_number]
+            self._opened[number] = _File(path)
         return self._opened[number]
 
     def _parse_records(self, records: Any, numbers: Sequence[int], find_place: FindPlace) -> Any:

@@ -56,8 +56,9 @@ def check_type(path: Path, name: str, stored_type: Any, kind: Any, requested_dty
         )
     is_number = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_decimal(kind)
     is_text = types.is_string(kind) or types.is_large_string(kind) or is_bytes(kind)
-    if is_bytes(kind) and kind != stored_type and requested_dtype is not None and requested_dtype.kind != "U":
-        is_text = False  # lists of bytes, which cannot be numbers
+    is_number_requested = requested_dtype is not None and requested_dtype.kind != "U"
+    if is_bytes(kind) and kind != stored_type and is_number_requested:
+        is_text = False  # bytes in lists or in a dictionary cannot be decoded as numbers
     if not (is_number or is_text or types.is_temporal(kind) or types.is_null(kind)):
         raise ReaderError(
             f"{path}: expected numbers or texts in column {name!r}, or lists of numbers, found {stored_type}; write "
@@ -107,32 +108,25 @@ def view_bytes(column: Any, dtype: np.dtype) -> Any:
     return pa.LargeListArray.from_arrays(pa.array((offsets - offsets[0]) // dtype.itemsize), pa.array(numbers))
 
 
-def convert_values(column: Any, kind: Any, largest: float) -> Any:
+def convert_values(column: Any, kind: Any) -> Any:
     """Convert a column to the type `kind`. Floats may be rounded; other values do not change.
 
-    `largest`: the largest valid absolute value of a float.
+    A narrow type of floats would make large numbers infinite. So floats keep their type, and decimals and texts become
+    float64; `Columns.fill_rows` then rounds them to the dtype of the rows, and finds a number that is too large.
 
-    Raises:
-        Unfit: a value cannot be converted.
+    Raises Unfit for a value that cannot be converted.
     """
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
+    if pa.types.is_floating(kind) and not pa.types.is_integer(column.type):
+        kind = column.type if pa.types.is_floating(column.type) else pa.float64()
     try:
-        converted = _cast(column, kind)
+        return _cast(column, kind)
     except pa.ArrowInvalid:
         # The shortest beginning of the column that cannot be converted ends with the first wrong value.
         index = bisect.bisect_left(range(len(column)), True, key=lambda last: not _can_cast(column[: last + 1], kind))
         value = column[index].as_py()
         raise Unfit(index, _describe_unfit(value, kind)) from None
-    if pa.types.is_floating(kind) and not _is_within(column.type, largest):
-        numbers = converted.fill_null(0).to_numpy(zero_copy_only=False).astype(np.float64)
-        is_too_large = np.abs(numbers) > largest
-        if is_too_large.any():
-            for index in np.flatnonzero(is_too_large).tolist():
-                value = column[index].as_py()
-                if np.isfinite(float(value)):  # an infinity stays an infinity
-                    raise Unfit(index, f"{value} is too large for its dtype; give a wider one with dtype=")
-    return converted
 
 
 def _cast(column: Any, kind: Any) -> Any:
@@ -151,15 +145,6 @@ def _cast(column: Any, kind: Any) -> Any:
     if types.is_float16(column.type):
         column = column.cast(pa.float32())
     return pc.cast(column, options=pc.CastOptions(kind, allow_float_truncate=types.is_floating(kind)))
-
-
-def _is_within(kind: Any, largest: float) -> bool:
-    """Whether the absolute values of all numbers of a pyarrow type are at most `largest`."""
-    if pa.types.is_integer(kind):
-        return 2.0**kind.bit_width <= largest
-    if pa.types.is_floating(kind):
-        return float(np.finfo(f"f{kind.bit_width // 8}").max) <= largest
-    return pa.types.is_boolean(kind)
 
 
 def _can_cast(column: Any, kind: Any) -> bool:

@@ -135,6 +135,9 @@ def test_packed_and_missing_values(tmp_path, kind):
         whole.set_auto_mask(False)
         whole[:] = [0, 1, 2, 3, -1, 5]
         file.createVariable("f", "f4", ("time",))[:] = [0, 1, np.nan, 3, 4, 5]
+        file.createVariable("several", "i2", ("time",)).scale_factor = np.array([1.0, 2.0])
+    with pytest.raises(ReaderError, match="expected numbers as scale_factor and add_offset of 'several', found"):
+        gathered("NETCDF", path, 1, data="several")
     for variable, row in (("p", 3), ("i", 4), ("f", 2)):
         with pytest.raises(
             ReaderError, match=rf"a.nc, '{variable}'\[{row}\]: expected a number, found a missing value"

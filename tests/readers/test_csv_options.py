@@ -33,6 +33,15 @@ def test_missing_values_are_given_as_one_or_as_any_collection(tmp_path, given):
     np.testing.assert_array_equal(found, [1, np.nan, np.nan, 2])
 
 
+@pytest.mark.parametrize("other", ["1000", "1.000", "+1000"])
+@pytest.mark.parametrize("null, text, value", [("inf", " inf", np.inf), ("1,5", " 1,5", 1.5)])
+def test_a_text_is_missing_or_not_whatever_the_spelling_of_other_values(tmp_path, null, text, value, other):
+    path = write_column(tmp_path, [other, text, null])
+    options = {"decimal": ",", "thousands": ".", "na_values": null, "missing": "nan"}
+    found = alone(path, columns="x", **options).training_data[:, 0]
+    np.testing.assert_array_equal(found, [1000, value, np.nan])
+
+
 numbers = st.one_of(st.integers(-2_000_000, 2_000_000), st.floats(-1e7, 1e7).map(lambda value: round(value, 3)))
 marks = st.sampled_from([(".", None), (",", None), (",", "."), (".", ","), (",", " "), (".", "'")])
 

@@ -79,7 +79,7 @@ def test_every_row_comes_to_its_rank(counts, distribution, how, fraction, batch_
     def one(rank):
         mine = {field: rows[starts[rank] : starts[rank + 1]] for field, rows in fields.items()}
         held = KeptRows(counts, {field: buffers(rows, [min(cut, len(rows))]) for field, rows in mine.items()})
-        results[rank] = arrays = redistribute.allot_arrays(source, deals, rank, held)
+        results[rank] = arrays = redistribute.allot_arrays(deals, rank, held)
         redistribute.send_rows(source, deals, rank, held, arrays, threads.of(rank))
         assert all(sum(map(len, rows)) == 0 for rows in held.rows.values()), "memory is given back"
 

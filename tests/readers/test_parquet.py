@@ -201,7 +201,7 @@ def test_types_that_are_asked_for(tmp_path):
 def test_values_that_a_dtype_does_not_hold(tmp_path):
     path = write(tmp_path / "a.parquet", {"f": [1.0, 1e300], "i": [1, 1 << 60], "b": [b"\xff\xfe", b"a"]})
     for options, match in (
-        ({"columns": "f", "dtype": "float32"}, "row 1, column 'f': 1e.300 is too large for its dtype"),
+        ({"columns": "f", "dtype": "float32"}, "row 1, column 'f': 1e.300 is too large for dtype='float32'"),
         ({"columns": "i", "dtype": "int32"}, "row 1, column 'i': expected a number that int32 holds"),
         ({"columns": "i", "dtype": {"i": "bool"}}, "column 'i' holds values of int64, which dtype='bool' cannot hold"),
         ({"columns": "b"}, "row 0, column 'b': expected text in UTF-8.*such as 'uint8'"),

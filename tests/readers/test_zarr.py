@@ -98,6 +98,8 @@ def test_what_xarray_writes_is_read_as_xarray_reads_it(tmp_path, version):
     put(group, "i", np.arange(6), (4,), missing_value=4)
     put(group, "whole", np.arange(6), (4,), _FillValue=float("nan"))
     put(group, "wrong", np.arange(6), (4,), scale_factor="two")
+    put(group, "list", np.arange(6), (4,), scale_factor=[2.0])
+    assert gathered(path, 2, data="list").tolist() == [0, 2, 4, 6, 8, 10]
     for name, row in (("p", 3), ("f", 1), ("i", 4)):
         with pytest.raises(ReaderError, match=rf"a.zarr, '{name}'\[{row}\]: expected a number, found a missing value"):
             gathered(path, 2, data=name, missing="error")
