@@ -1,4 +1,4 @@
-"""What a thread is in: a flag with one value for each thread, set while the thread is in a context; the main thread."""
+"""Flags with a value for each thread, and whether a thread is the main thread."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class _State(threading.local):
 
 
 class ThreadFlag:
-    """A flag that is False in each thread, except in the context `set`."""
+    """A flag with a value for each thread: False, except in the context `set`."""
 
     def __init__(self) -> None:
         self._state = _State()
@@ -31,9 +31,12 @@ class ThreadFlag:
 
 
 def is_main_thread() -> bool:
-    """Whether this is the main thread. Ranks share no work of other threads of a script, which are not in step."""
+    """Whether this is the main thread. The library acts on calls of the main thread only: other threads of a script
+    call in a different order on each rank, so ranks cannot share their work.
+    """
     return threading.current_thread() is threading.main_thread()
 
 
 starts_own = ThreadFlag()
-"""Set while the library starts a thread of its own, which runs no code of the script."""
+"""Set in a thread of the library while it starts another one. The hook of `Thread.start` (`servers.pieces.slots`) reads
+it, because it prepares variables for threads of the script only."""

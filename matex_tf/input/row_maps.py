@@ -40,6 +40,7 @@ class RowMap(NamedTuple):
         def compute_slice() -> list[Any]:
             graph = tf.compat.v1.get_default_graph()
             captured = map(graph.capture, self.function.captured_inputs)
+            # The exchanger has nothing to do: a program with collectives is refused.
             return Copy(batch_slice, Exchanger()).build(self.program, [*inputs, *captured])
 
         def compute_whole() -> list[Any]:
@@ -49,14 +50,16 @@ class RowMap(NamedTuple):
         counts = [tf.shape(tensor, tf.int64)[0] for tensor, has_rows in zip(inputs, self.have_rows) if has_rows]
         if not counts or not _may_use_slice(self.program):
             return keep_apart(compute_slice())
-        # The program has one number of rows for all inputs. If components of the batch have different lengths, every
-        # rank has the whole batch, and runs the script's function.
-        is_even = tf.reduce_all(tf.equal(tf.stack(counts), batch_slice.count))
-        return keep_apart(tf.nest.flatten(tf.cond(is_even, compute_slice, compute_whole)))
+        # The program has one number of rows for all inputs: the slice's. If components of the batch have different
+        # lengths, `input.slices` gives every rank all rows of each, and a rank runs the script's function.
+        have_slice = tf.reduce_all(tf.equal(tf.stack(counts), batch_slice.count))
+        return keep_apart(tf.nest.flatten(tf.cond(have_slice, compute_slice, compute_whole)))
 
 
 def _may_use_slice(program: Program) -> bool:
-    """Whether a result may depend on numbers of the slice: the map uses the number of rows, or an op is replaced."""
+    """Whether a result may depend on numbers of the slice: the map uses the number of rows (`SIZES`), an op is replaced
+    (`emit`), or an input is cut to the slice. Otherwise the copy has the ops of the function, for any number of rows.
+    """
     return any(
         node.decision.emit is not None
         or any(value.placement.kind == SIZES for value in (*node.inputs, *node.outputs))
@@ -71,7 +74,8 @@ def find_row_map(function: Any, are_rows: Sequence[bool]) -> RowMap | str:
     are_rows: which of the inputs have the rows of the batch.
 
     It can be computed by rows if it needs no collective, and each result either has the rows of the batch, or is known
-    to a rank without the other ranks: it is equal on all ranks (`REPLICATED`), or has numbers of rows (`SIZES`).
+    to a rank without the other ranks: it is equal on all ranks (`REPLICATED`), or consists of sizes, such as the number
+    of rows (`SIZES`), which the copy converts from those of the slice to those of the batch (`program.gives`).
     """
     placements = [BATCH if has_rows else WHOLE for has_rows in are_rows] + [WHOLE] * len(function.captured_inputs)
     try:

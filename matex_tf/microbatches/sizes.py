@@ -49,7 +49,7 @@ class Measurement:
     safe_rows: int = 1  # rows that may be computed next: no more than fit, and not far above the measured ones
     is_limited: bool = False  # the rows of a batch do not fit: parts have `fitting_rows` from now on
     max_bytes: float = 0.0  # the resident bytes that the process may have, less a margin
-    start_bytes: int = 0  # resident bytes before the first part; later, freed memory may count, too
+    start_bytes: int = 0  # resident bytes before the first part
 
 
 class Fitting:
@@ -126,14 +126,16 @@ class Fitting:
         measurement = self._current
         if measurement is None or part < measurement.measured_rows:  # not measured, or a smaller last part
             return np.int64(part_size)
+        # The growth since `start`, which earlier parts determined only if they were larger: parts grow while they are
+        # measured. It includes what one part adds to `kept_bytes`, so that the estimate is rather too careful.
         part_bytes = max(1, read_resident_bytes("VmHWM") - measurement.start_bytes)
-        # What stays in memory for all parts: sums, and the rows that the region returns. Other memory is for one part.
+        # What stays in memory for all parts: sums, and the rows that the region returns.
         kept_bytes = SUMS * sums + OUTPUTS * count * rows / part
         measurement.measured_rows = int(part)
         measurement.fitting_rows = max(
             0, int(part * (measurement.max_bytes - measurement.start_bytes - kept_bytes) / part_bytes)
         )
-        # A few rows may fit in memory that was free within the process, so they do not predict many more rows.
+        # A few rows may fit in small blocks that malloc has kept (below SMALL), so they do not predict many more rows.
         measurement.safe_rows = max(1, min(measurement.fitting_rows, GROWTH * measurement.measured_rows))
         is_step_limited = any(fitting.is_limited for fitting in self._of_step)
         if count <= measurement.safe_rows:  # all rows fit

@@ -32,7 +32,8 @@ def split_texts(node: Node) -> Decision:
     """
     rows = node.require_rows().rows
     require(node.count_axes(0) == 1 and rows.is_contiguous)
-    # As with rows that a mask selects, the number of a rank's words depends on the data: `Rows.chosen` is set.
+    # As with rows that a mask selects, the number of a rank's words depends on the data. So `Rows.chosen` is set, to a
+    # name of the split: tensors with the same name have the same words.
     word_placement = shard(0, Rows(rows.blocks, ("parts", node.inputs[0].key)))
 
     def emit(copy: Any, texts: Any, separator: Any) -> list[Any]:
@@ -40,6 +41,7 @@ def split_texts(node: Node) -> Decision:
         count = tf.shape(texts, tf.int64)[0]
         return [_shift_rows(indices, copy.find_first(count)), words, tf.stack([copy.find_total(count), shape[1]])]
 
+    # Of its two numbers, the first counts rows, and the second is the same whatever the rows are (`Size()`).
     shape_placement = Placement(PARTIAL, reduction="max", sizes=(Size(rows), Size()))
     return node.decide([None], word_placement._replace(index_rows=rows), word_placement, shape_placement, emit=emit)
 
@@ -53,10 +55,12 @@ def make_dense(node: Node) -> Decision:
     require(list(node.read_attribute("row_partition_types")) == [b"FIRST_DIM_SIZE", b"VALUE_ROWIDS"])
     values, numbers = node.require_rows(1), node.require_rows(4)
     rows = require_known(numbers.index_rows)
-    row_count, *lengths = node.read_constant(0).reshape(-1).tolist()  # no lengths if the shape is a scalar, unknown
+    # A fixed number of rows would be that of the batch. Without a fixed length, rows would be as long as the longest
+    # one of the rank. A shape that is a scalar (-1, unknown) has no lengths.
+    row_count, *lengths = node.read_constant(0).reshape(-1).tolist()
     require(row_count == -1 and bool(lengths) and -1 not in lengths)
     require(values.has_layout(numbers))
-    require(node.get_placement(3).kind == SIZES and node.read_sizes(3) == (Size(rows),))
+    require(node.get_placement(3).kind == SIZES and node.read_sizes(3) == (Size(rows),))  # a rank has its own number
 
     def emit(copy: Any, shape: Any, entries: Any, default: Any, count: Any, row_numbers: Any) -> list[Any]:
         row_numbers -= tf.cast(copy.find_first(count), row_numbers.dtype)
@@ -67,7 +71,8 @@ def make_dense(node: Node) -> Decision:
 
 @register_rule("CTCLoss CTCLossV2")
 def align_labels(node: Node) -> Decision:
-    """The loss of each row, and its gradient. The labels are entries of a sparse matrix, with (row, column) indices.
+    """The loss of each row, and its gradient. The logits are (time, row, class). The labels are entries of a sparse
+    matrix, with (row, column) indices.
 
     If the labels are whole, a rank selects the labels of its rows. It also keeps labels of rows that do not exist, and
     all labels if they are out of order, so that the op raises the same error as in the script alone.

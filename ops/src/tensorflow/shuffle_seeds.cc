@@ -1,9 +1,10 @@
-// MatexSeekSeeds: reads or sets the position of the seed generator of a `shuffle` of tf.data. The position is how many
-// numbers the generator has drawn. With input `drawn` >= 0 the generator continues after so many numbers.
+// MatexSeekSeeds: reads or sets the position of the seed generator of a `shuffle` of tf.data, for the state of a run
+// (`input/slices.py`). The position is how many numbers the generator has drawn. With input `drawn` >= 0 the generator
+// continues after so many numbers; a negative `drawn` only reads the position.
 //
 // The generator outlives the iterators of the `shuffle`, but TensorFlow saves its position only within the state of one
-// of these iterators. Between two passes no iterator exists: the iterator of a `batch` drops its input, the iterator of
-// the `shuffle`, with the last rows. So this op reads the position from the generator itself.
+// of these iterators. Between two passes there is none: the iterator of a `batch` has deleted the iterator of the
+// `shuffle`, its input, when it delivered the last rows. So this op reads the position from the generator itself.
 #include "kernel.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/resource_mgr.h"
@@ -19,7 +20,8 @@ class SeekSeedsKernel : public OpKernel {
   using OpKernel::OpKernel;
 
   void Compute(OpKernelContext* context) override {
-    // A lookup by type needs the class's type information, which TensorFlow's libraries do not export.
+    // A lookup by type needs the class's type information, which TensorFlow's libraries do not export. The caller
+    // passes only resources that a `shuffle` has made (`tickets.list_generators`).
     core::RefCountPtr<ResourceBase> resource;
     ResourceBase* found = nullptr;
     OP_REQUIRES_OK(context, context->resource_manager()->Lookup(HandleFromInput(context, 0), &found));
@@ -28,7 +30,7 @@ class SeekSeedsKernel : public OpKernel {
     const int64_t drawn = context->input(1).scalar<tensorflow::int64>()();
     if (drawn >= 0) {
       generator->set_num_random_samples(drawn);
-      generator->Reset();
+      generator->Reset();  // draws again from its seed, and skips the numbers that count as drawn
     }
     Tensor* count = nullptr;
     OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape(), &count));

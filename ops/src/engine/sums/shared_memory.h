@@ -1,6 +1,8 @@
-// Sums over the ranks of one node in shared memory. Ranks write gradients directly into shared memory and sum directly
-// from it, so no message is sent. Each rank has memory of fixed size, which all ranks read: two buffers, used in turn;
-// or, for two ranks, a ring of smaller blocks. Longer data pass through it in chunks or blocks. A rank overwrites its
+// Sums over the ranks of one host in shared memory. Ranks write gradients directly into shared memory and sum directly
+// from it, so no message is sent. Each rank has memory of fixed size, which all ranks read: two buffers, used in turn.
+// With more than two ranks, each rank adds a slice and writes the sums back for the others. With two ranks, that would
+// move more bytes than if each rank adds all elements itself: so it reads the other's, from a ring of small blocks that
+// one rank writes while the other reads. Longer data pass through it in chunks or blocks. A rank overwrites its
 // memory only after all ranks have read it. An Adder (allreduce.h) makes one object for its communicator.
 #pragma once
 
@@ -24,8 +26,9 @@ class SharedMemory {
   // Writes this rank's elements [first, first + count) to `to`.
   using Produce = std::function<void(char* to, int64_t first, int64_t count)>;
 
-  // Stores the sums of elements [first, first + count), which are one + other, or `one` if `other` is null: so a sum of
-  // two ranks is added and stored in one pass. A Consume calls `Write`, which stores these sums at `to`.
+  // Stores the sums of elements [first, first + count): with two ranks one + other, so that they are added and stored
+  // in one pass; with more ranks `other` is null, and `one` has the sums. Both point at element `first`. A Consume must
+  // call `Write`, which stores these sums at `to`.
   using Consume = std::function<void(const char* one, const char* other, int64_t first, int64_t count)>;
   static void Write(Type type, const char* one, const char* other, char* to, int64_t count);
 
@@ -35,9 +38,10 @@ class SharedMemory {
   // time.
   int Sum(Type type, int64_t count, const Produce& produce, const Consume& consume);
 
-  // For two ranks: a sum of which each rank needs one share. `produce` supplies this rank's elements of the share of
-  // the other rank, which has `theirs` elements. `consume` gets the other rank's elements of the share of this rank,
-  // which has `mine` elements, and adds its own. The other arguments and the result are as in `Sum`.
+  // For two ranks: a sum of which each rank needs one share, of `mine` elements; the other rank's share has `theirs`
+  // elements. `produce` supplies this rank's elements of the other's share. `consume` gets the other rank's elements of
+  // this rank's share, and adds its own. `first` counts from the start of a share. The other arguments and the result
+  // are as in `Sum`.
   using ConsumeOther = std::function<void(const char* other, int64_t first, int64_t count)>;
   int Exchange(Type type, int64_t theirs, int64_t mine, const Produce& produce, const ConsumeOther& consume);
 
@@ -46,7 +50,8 @@ class SharedMemory {
   // 1. writes its elements to the memory that BeginChunk returns;
   // 2. calls SumNeeded, which writes the sums of elements [first, first + count) of the chunk to `to`, for each range
   //    in `needed`. The ranges differ between ranks.
-  // SumNeeded is collective, and returns an MPI error code.
+  // SumNeeded is collective, also for a rank that needs nothing, and returns an MPI error code. A rank may write the
+  // next chunk at once: it is in the other buffer, which all have read when they come to the next SumNeeded.
   int64_t ElementsPerChunk(Type type) const { return chunk_bytes_ / static_cast<int64_t>(SizeOf(type)); }
   char* BeginChunk() const { return BufferOf(rank_); }
   struct Needed {
