@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from matex_tf import errors, ops, settings
-from matex_tf.runtime import losses, rank_records, script_frames, shutdown, thread_errors, watchdog
+from matex_tf.runtime import losses, rank_records, script_frames, shutdown, thread_errors
 from matex_tf.thread_flag import is_main_thread
 from matex_tf.world import exit_codes, launcher_variables, membership, task_environment, terminal, world
 
@@ -246,10 +246,10 @@ def _report_error(error_type: type[BaseException], error: BaseException, trace: 
     is_consequence = ops.find_cause(texts) in (ops.Cause.ELSEWHERE, ops.Cause.ENDED)
     if is_consequence:
         shutdown.await_cause()
-    elif code == 1 and not losses.is_loss(error):
-        watchdog.await_first_rank()
+    is_own = not is_consequence and code == 1 and not losses.is_loss(error)
     is_consequence = is_consequence or losses.is_loss_of_another(error)
-    shutdown.abort_with_error(thread_errors.describe() + text, code, is_consequence, losses.is_loss(error))
+    text = thread_errors.describe() + text
+    shutdown.abort_with_error(text, code, is_consequence, losses.is_loss(error), waits=is_own)
 
 
 _plain_thread_hook = threading.excepthook  # Python's, or of a script that has set one before the import

@@ -202,7 +202,7 @@ def report_error(
         fields: other fields of the record.
     """
     with contextlib.suppress(OSError):  # the disk is full
-        if note(text=text, rank=rank, time=time.time(), **fields):
+        if note(**{"text": text, "rank": rank, "time": time.time(), **fields}):
             return
     with _claim_terminal(shared_folder or tempfile.gettempdir(), rank, waits) as is_first:
         if is_first:

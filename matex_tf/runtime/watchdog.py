@@ -5,7 +5,7 @@ to one rank, the reporter: rank 0, or the next rank that answers. The reporter a
 the late ranks, which do not wait at this collective or a later one. It ends the job if no late rank has an excuse
 (`excuse_wait`), such as saving a file.
 
-Before an error of another rank ends the job, rank 0 completes the output that precedes the error (`await_first_rank`).
+Before an error of another rank ends the job, rank 0 completes the output that precedes it (`_await_first_rank`).
 
 The threads have their own communicator. So a rank answers whatever its script does, unless its process is stopped or
 its host is lost. A message is a tuple: its kind, the rank that sends it, and its content:
@@ -14,7 +14,7 @@ its host is lost. A message is a tuple: its kind, the rank that sends it, and it
     "heard"  from the reporter  nothing: it confirms "waits"
     "where"  from the reporter  nothing: it asks for the position
     "here"   to the reporter    an `_Answer`
-    "failed" to rank 0          number of the next collective of a rank that is about to end the job for its error
+    "failed" to rank 0          number of the next collective of a rank that is about to end the job, and its error
     "ends"   from rank 0        nothing: the failed rank may end the job
 """
 
@@ -40,10 +40,13 @@ from matex_tf.world.exit_codes import EXIT_STALLED
 _ANSWER_SECONDS = 5.0  # seconds to wait for an answer
 _SUSPENDED_SECONDS = 5.0  # a check that is late by these seconds shows that the process was stopped
 _SETTLED_SECONDS = 0.2  # rank 0 has waited for a failed rank for these seconds: longer than most transfers take
+_FAILED_SECONDS = 60.0  # maximum wait of a failed rank for rank 0; MATEX_STALL_SECONDS if that is less
 _FAILED_POLL_SECONDS = 0.05  # interval of the checks after a failure
 _MAX_RANKS = 8  # maximum number of listed ranks
 _MAX_STACKS = 2  # maximum number of listed stacks
-_PROMPT = ("at the prompt of an interactive session", math.inf)  # an activity, as in `_activities`
+# Activities, as in `_activities`.
+_PROMPT = ("at the prompt of an interactive session", math.inf)
+_FAILED = ("about to end the job for its error", math.inf)
 
 SAVING_FACTOR = 10.0
 """Other ranks wait for a saving rank for this multiple of MATEX_ABORT_SECONDS."""
@@ -86,16 +89,22 @@ def start_watching() -> None:
         _watch.thread.start()
     if stop_watching not in shutdown.before_finalize:
         shutdown.before_finalize.append(stop_watching)
+        shutdown.after_failure.append(_await_first_rank)
 
 
-def await_first_rank() -> None:
+def _await_first_rank(error: str) -> None:
     """Wait for rank 0 before an error of this rank ends the job. Does nothing on rank 0 or without a watchdog.
 
     Rank 0 prints and writes files, so it may come later to the place at which this rank has failed. Returns when rank
-    0 waits for this rank at a collective, or after MATEX_STALL_SECONDS. If rank 0 fails, too, it ends the job itself.
+    0 waits for this rank at a collective, or after `_FAILED_SECONDS`. If rank 0 fails, too, it ends the job itself.
+    With the strategies `async` and `local`, ranks are at different places, and none waits.
+
+    error: the line of the error that a message to the user shows.
     """
-    if _watch is not None and os.getpid() == _watch.process and _watch.me.rank > 0:
-        _watch.await_first_rank()
+    if _watch is None or os.getpid() != _watch.process or _watch.me.rank == 0:
+        return
+    if not settings.is_statistical(settings.get_settings().strategy):
+        _watch.await_first_rank(error)
 
 
 def _get_limits() -> tuple[float, float]:
@@ -153,6 +162,7 @@ class _Failure:
     """What rank 0 knows about a rank that is about to end the job for its error."""
 
     number: int  # of the failed rank's next collective
+    error: str  # the last line of its error
     time: float  # when rank 0 got the message (`time.monotonic`)
 
 
@@ -194,6 +204,7 @@ class _Watch:
                 if not settings.get_settings().elastic:
                     raise
                 if self.communicator.Is_revoked():
+                    self.may_end.set()
                     return  # the surviving ranks start new watchdogs if they continue
                 self._leave_out_lost()
 
@@ -205,6 +216,8 @@ class _Watch:
         lost_group = self.communicator.Get_failed()
         lost_ranks = MPI.Group.Translate_ranks(lost_group, None, self.communicator.group)
         lost_group.Free()
+        if 0 in lost_ranks:
+            self.may_end.set()
         self.ranks = [rank for rank in range(self.me.size) if rank not in lost_ranks]
         self.stalled = None  # waiting ranks report again
 
@@ -221,8 +234,8 @@ class _Watch:
             self._report_wait()
             if self.stalled is not None:
                 self._handle_stall(self.stalled)
-            for rank, failure in list(self.failures.items()):
-                self._handle_failure(rank, failure)
+            if self.failures:
+                self._handle_failures()
             for request in list(self.sent):  # to which the main thread may append meanwhile
                 if request.Test():
                     self.sent.remove(request)
@@ -233,19 +246,24 @@ class _Watch:
         self.wake.clear()
         return self.ended.is_set()
 
-    def await_first_rank(self) -> None:
-        """See the function of this name."""
+    def await_first_rank(self, error: str) -> None:
+        """See `_await_first_rank`."""
         self.has_failed = True
         self.wake.set()
-        self._send_message(0, "failed", ops.read_waiting().number)
-        self.may_end.wait(self.stall_seconds + _ANSWER_SECONDS)
+        self._send_message(0, "failed", ops.read_waiting().number, error)
+        self.may_end.wait(self._get_failed_seconds() + _ANSWER_SECONDS)  # rank 0 may be stopped, and not answer
 
-    def _handle_failure(self, rank: int, failure: _Failure) -> None:
-        """As rank 0: let a failed rank end the job if this rank waits for it, or has not come to it in time."""
+    def _get_failed_seconds(self) -> float:
+        return min(self.stall_seconds, _FAILED_SECONDS)
+
+    def _handle_failures(self) -> None:
+        """As rank 0: let the first failed rank end the job if this rank waits for it, or does not come in time."""
+        rank, failure = min(self.failures.items(), key=lambda item: (item[1].number, item[1].time))
         waiting, now = ops.read_waiting(), time.monotonic()
-        waits_for_it = waiting.number >= failure.number and waiting.seconds >= _SETTLED_SECONDS
-        is_late = now >= failure.time + self.stall_seconds and not any(now < limit for _, limit in _activities)
-        if waits_for_it or is_late or _is_at_prompt(self._read_stack()):
+        waited = min(waiting.seconds, now - failure.time)  # a wait may include a transfer that began before the failure
+        waits_for_it = waiting.number >= failure.number and waited >= _SETTLED_SECONDS
+        is_late = now >= failure.time + self._get_failed_seconds()
+        if waits_for_it or is_late or (hasattr(sys, "ps1") and _is_at_prompt(self._read_stack())):
             shutdown.flush_files()  # the end of the job kills this rank
             del self.failures[rank]
             self._send_message(rank, "ends")
@@ -253,8 +271,9 @@ class _Watch:
             self.is_failure_reported = True
             place = script_frames.describe_place(self._read_stack())
             terminal.write_text(
-                f"matex_tf: rank {rank} of {self.me.size} on {self.me.hosts[rank]} has failed, and ends the job once "
-                f"rank 0 ({self.me.host}), which is at {place}, has come as far, or after {self.stall_seconds:.0f} s\n"
+                f"matex_tf: rank {rank} of {self.me.size} on {self.me.hosts[rank]} has failed ({failure.error}), and "
+                f"ends the job when rank 0 ({self.me.host}), which is at {place}, has come as far, or after "
+                f"{self._get_failed_seconds():.0f} s\n"
             )
 
     def _send_message(self, rank: int, kind: str, *content: Any) -> None:
@@ -277,14 +296,18 @@ class _Watch:
         elif kind == "here" and self.stalled is not None:
             (self.stalled.answers[rank],) = content
         elif kind == "failed":
-            (number,) = content
-            self.failures[rank] = _Failure(number, time.monotonic())
+            number, error = content
+            self.failures[rank] = _Failure(number, error, time.monotonic())
         elif kind == "ends":
             self.may_end.set()
 
     def _make_answer(self) -> _Answer:
         waiting, stack = ops.read_waiting(), self._read_stack()
-        activities = [*_activities, _PROMPT] if _is_at_prompt(stack) else list(_activities)
+        activities = [
+            *_activities,
+            *([_PROMPT] if _is_at_prompt(stack) else []),
+            *([_FAILED] if self.has_failed else []),
+        ]
         return _Answer(
             number=waiting.number, waits_at=waiting.what, place=script_frames.describe_place(stack),
             doing="; ".join(activity for activity, _ in activities),

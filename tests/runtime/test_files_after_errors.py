@@ -4,6 +4,7 @@ import textwrap
 
 import h5py
 import netCDF4
+import pytest
 
 import launch
 
@@ -58,18 +59,22 @@ def test_open_files_do_not_prevent_the_end_after_an_error(tmp_path):
 
 
 FAILS = """
-import sys, time
+import os, signal, sys, threading, time
 import tensorflow
 import matex_tf
-table = open(sys.argv[1], "w")
+table, how = open(sys.argv[1], "w"), sys.argv[2]
 table.write("header\\n")
 matex_tf.barrier()
-if "one" in sys.argv:
-    if matex_tf.rank() == 1:
-        raise ValueError("one rank has failed")
-    matex_tf.barrier()
+if how != "all" and matex_tf.rank() == 1:
+    if how == "interrupt":
+        threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()
+    if how == "exit":
+        sys.exit("one rank has failed")
+    raise ValueError("one rank has failed")
 if matex_tf.rank() == 0:
-    time.sleep(1.5)
+    time.sleep(300 if how == "interrupt" else 1.5)
+if how != "all":
+    matex_tf.barrier()
 table.write("last line\\n")
 print("printed before the error")
 raise ValueError("all ranks have failed")
@@ -78,18 +83,22 @@ raise ValueError("all ranks have failed")
 
 def test_an_error_leaves_the_output_that_precedes_it_alone(tmp_path):
     """Rank 0 comes to the error last."""
-    result = launch.run(3, FAILS, tmp_path / "table")
-    assert result.returncode == 1
+    result = launch.run_failing(3, FAILS, tmp_path / "table", "all")
     assert result.stdout == "printed before the error\n"
     assert (tmp_path / "table").read_text() == "header\nlast line\n"
-    assert result.stderr.count("ValueError: all ranks have failed") == 1
+    assert "ValueError: all ranks have failed" in result.stderr
 
 
-def test_an_error_of_one_rank_leaves_what_rank_0_has_written(tmp_path):
+@pytest.mark.parametrize("how", ["raise", "exit"])
+def test_an_error_of_one_rank_leaves_what_rank_0_has_written(tmp_path, how):
     """Rank 0 waits for the failed rank, so the error ends the job although rank 0 never comes to it."""
-    result = launch.run(
-        3, FAILS, tmp_path / "table", "one", env={"MATEX_ABORT_SECONDS": "0", "MATEX_STALL_SECONDS": "600"}
-    )
-    assert result.returncode == 1
+    limits = {"MATEX_ABORT_SECONDS": "0", "MATEX_STALL_SECONDS": "600"}
+    result = launch.run_failing(3, FAILS, tmp_path / "table", how, env=limits)
     assert (tmp_path / "table").read_text() == "header\n"
-    assert result.stderr.count("ValueError: one rank has failed") == 1
+    assert "one rank has failed" in result.stderr
+
+
+def test_an_interrupt_of_a_failed_rank_leaves_its_error(tmp_path):
+    """The rank waits for rank 0 then."""
+    result = launch.run_failing(2, FAILS, tmp_path / "table", "interrupt")
+    assert "ValueError: one rank has failed" in result.stderr
