@@ -6,10 +6,11 @@ Rabenseifner and Gropp (Optimization of collective communication operations in M
 ring of 4 ranks sums 8 MB in 2 * 3 rounds: each rank sends 6 messages of 2 MB, and adds 3/4 of 8 MB.
 
 MPI_Allreduce uses recursive doubling for few bytes and halving for many bytes. `estimate_flat` is its sum of many
-bytes, `estimate_sum_of_mpi` its sum of any size.
+bytes, for gradients, `estimate_sum_of_mpi` its sum of any size, for other collectives (`planner.predict`).
 
 In all functions `size` is the bytes of one rank's data, `per_host` the number of ranks on a full host, `network` the
-link between hosts, and `memory` the link within a host. Results are in seconds, and 0 for one rank.
+link between hosts, and `memory` the link within a host. Links are idle. Ranks are numbered host by host; the ranks of a
+host share its adapter, which is full duplex. Results are in seconds, and 0 for one rank.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from typing import NamedTuple, Protocol
 CHUNK = 8 << 20
 """Bytes in a chunk of a sum between hosts, the default of MATEX_CHUNK_BYTES."""
 CHUNK_WITHIN_HOST = 1 << 20
-"""Bytes in a chunk of a sum within a host."""
+"""Bytes in a chunk of a sum within a host, for `planner`."""
 MPI_ONLY_BYTES = 64 << 10
-"""Sums of fewer bytes between hosts always use MPI_Allreduce (ops/src/engine/sums/allreduce.cc)."""
+"""Sums of fewer bytes between hosts always use MPI_Allreduce (ops/src/engine/sums/allreduce.cc); for `planner`."""
 SHORT_GATHER = 512 << 10
 """Results of at most this many bytes may be gathered by recursive doubling, larger ones in a ring (section 4.1)."""
 RENDEZVOUS_BYTES = 48
@@ -34,7 +35,7 @@ RENDEZVOUS_BYTES = 48
 
 
 class AnyLink(Protocol):
-    """An idle link. Ranks are numbered host by host; the ranks of a host share its adapter, which is full duplex."""
+    """The link between hosts, or within a host."""
 
     def estimate_message(self, size: float) -> float:
         """Seconds of a message of `size` bytes."""
@@ -159,7 +160,7 @@ def estimate_ring(ranks: int, size: float, link: AnyLink) -> float:
 
 
 def estimate_shared_memory(ranks: int, size: float, memory: AnyLink) -> float:
-    """A sum within a host, as in ops/src/engine/sums/shared_memory.h.
+    """A sum on one host, as in ops/src/engine/sums/shared_memory.h. Sums over several hosts do not use it.
 
     Each rank writes its data to shared memory (`size`), reads its slice of all ranks' data (`size`), writes the sums of
     the slice (`size` / `ranks`), and reads all sums (`size`). Of two ranks, each writes its data (`size`), and then
@@ -183,7 +184,8 @@ def estimate_flat(ranks: int, per_host: int, size: float, network: AnyLink, memo
     """MPI_Allreduce of many bytes: halving within each host, then between hosts.
 
     After the rounds within a host, each of its ranks has 1 / per_host of the data. All of them send at the same time
-    through the host's adapter, so together they take as long as one rank that sends all data.
+    through the host's adapter, so together they take as long as one rank that sends all data. Their additions are
+    charged in the same way, although the ranks add at the same time.
     """
     host_ranks, hosts = _divide_ranks(ranks, per_host)
     return estimate_halving(host_ranks, size, memory) + estimate_halving(hosts, size, network)
@@ -196,7 +198,9 @@ def estimate_flat_ring(ranks: int, per_host: int, size: float, network: AnyLink,
 
 
 def estimate_two_levels(ranks: int, per_host: int, size: float, network: AnyLink, memory: AnyLink = MEMORY) -> float:
-    """Halving within hosts, then for each slice a ring of hosts; the slices of a host share its adapter."""
+    """Halving by MPI within hosts (ops/src/engine/sums/hierarchical.h), then for each slice a ring of hosts; the slices
+    of a host share its adapter. Additions are charged as in `estimate_flat`.
+    """
     host_ranks, hosts = _divide_ranks(ranks, per_host)
     return estimate_halving(host_ranks, size, memory) + estimate_ring(hosts, size, network)
 
@@ -287,14 +291,16 @@ EXACT = ("mpi", "ring", "two_level")
 
 
 def estimate_rendezvous(ranks: int, per_host: int, network: AnyLink, memory: AnyLink = MEMORY) -> float:
-    """The rendezvous of all ranks before each collective: a small sum."""
+    """The rendezvous of all ranks before each collective: a small sum. On several hosts, all rounds count as rounds
+    between hosts.
+    """
     return estimate_recursive_doubling(ranks, RENDEZVOUS_BYTES, network if ranks > per_host else memory)
 
 
 def estimate_sum(
     algorithm: str, ranks: int, per_host: int, size: float, network: AnyLink, memory: AnyLink = MEMORY
 ) -> float:
-    """Seconds to sum gradients of `size` bytes in chunks, including the rendezvous before it."""
+    """Seconds to sum gradients of `size` bytes in chunks, including one rendezvous before the first chunk."""
 
     def estimate_chunk(chunk: float) -> float:
         return ALGORITHMS[algorithm](ranks, per_host, chunk, network, memory)

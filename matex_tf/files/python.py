@@ -1,7 +1,8 @@
 """Installs the replacements of Python's file functions (`queries`, `changes`) on ranks other than 0.
 
-Reads and writes of the script then go through `view.View`, which finds a file in the private folder of the rank or on
-the disk. The view does not handle temporary files, whose names differ between ranks, system folders, pipes and sockets.
+Reads and writes of the script then go through `view.View`, which finds a file in the upper layer, the private folder of
+the rank, or in the lower one, the disk. Its key is the canonical path (`paths`). The view does not handle temporary
+files, whose names differ between ranks, system folders, pipes and sockets.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from matex_tf.files.queries import HOOKS, IF_HOOK_MISSING
 from matex_tf.runtime import real_files
 
 REPLACED = [(sys.modules[hook.module], hook.name) for hook in HOOKS]
-"""Modules and names of the hooks of `queries` and `changes`: references to them in other modules are replaced, too."""
+"""Modules and names of the hooks of `queries` and `changes`: references to them in other modules are replaced, too. The
+list is made before this file adds hooks to the same table, and does not have these.
+"""
 
 _UNCHANGED = ("builtins", "io", "_io", "_pyio", "posix", "os", "importlib", "matex_tf")
 """Packages whose references stay: they have the hooks, or need the original functions."""
@@ -101,17 +104,22 @@ def _list_layers(entry: str) -> list[str]:
         upper = overlay.get_own_view().locate_upper(key)
         if not os.path.isdir(upper):
             return [entry]
-        leads_to_upper = os.path.realpath(entry or os.curdir) == upper  # such as "" after `chdir` to an own folder
+        # After `chdir` to an own folder, the entry "" leads to `upper` itself, so the disk's folder is named by `key`.
+        leads_to_upper = os.path.realpath(entry or os.curdir) == upper
         return [upper, key if leads_to_upper else entry]
 
 
 def _find_loadable(path: Any) -> Any:
-    """This rank's location of the file `path`; `path` itself if it is on the disk, or missing."""
+    """This rank's location of the file `path`; `path` itself if it is on the disk, or missing.
+
+    It is another location if the script names its own file without a search, or if rank 0 has changed the file since.
+    """
     key = paths.find_key(path, reads_only=True)
     if key is None:
         return path
     with real_files.use_real_files():
         view = overlay.get_own_view()
+        # Rank 0 may change the disk meanwhile. `_list_layers` asks only for the upper layer, which is this rank's own.
         place = view.ask_until_steady(lambda: view.locate_readable(key))
         return place if place != key and os.path.isfile(place) else path
 
@@ -125,8 +133,9 @@ HOOKS.replace("io _io", "open_code", IF_HOOK_MISSING)(wrappers.wrap_argument("pa
 
 @HOOKS.replace("tempfile", "_mkstemp_inner mkdtemp", IF_HOOK_MISSING)
 def _wrap_temporary(original: Any) -> Any:
-    """Temporary files and folders belong to their rank already, so the view does not handle them. It does handle them
-    in a folder that is not on the disk for this rank: the script has created the folder, and rank 0 may be behind.
+    """Temporary files and folders belong to their rank already, so they go to the disk, and the view does not handle
+    them. One exception: the script has created their folder. This rank has the folder in its upper layer. Rank 0 may be
+    behind, so the folder may be missing on the disk. Then the view handles them.
     """
     signature = inspect.signature(original)
 
@@ -135,7 +144,8 @@ def _wrap_temporary(original: Any) -> Any:
         key = paths.find_key(folder)
         with real_files.use_real_files():
             view = overlay.get_own_view()
-            # A link of this rank may lead elsewhere on the disk.
+            # None: the view does not handle the folder. The real path differs from the key if this rank has changed a
+            # link of the path: on the disk the path leads elsewhere.
             if key is None or (
                 view.is_folder_of_disk(key) and os.path.realpath(os.fsdecode(folder or os.curdir)) == key
             ):
@@ -152,7 +162,9 @@ _REMOVAL = "close" if sys.version_info < (3, 12) else "cleanup"  # the method th
 
 @HOOKS.replace("tempfile", f"_TemporaryFileCloser.{_REMOVAL}", IF_HOOK_MISSING, takes="unlink")
 def _wrap_removal(original: Any) -> Any:
-    """The default of `unlink` is the original function, which finds no file that the view handles."""
+    """The default of `unlink` is the original function, as `tempfile` was imported before the replacement. It finds no
+    file in the upper layer.
+    """
 
     def remove(self, *args, **kwargs):
         return original(self, *args, **{"unlink": os.unlink, **kwargs})

@@ -90,8 +90,8 @@ def cut(program: Program, make_emit: Callable[[Region], Any], left_out: list[Lef
 
 
 def _is_end_of_rows(node: Node) -> bool:
-    """Whether an op takes rows and returns none, such as a sum over rows or `tf.shape`. Such an op runs early, so that
-    the rows need not stay in memory.
+    """Whether an op takes rows and returns none, such as a sum over rows or `tf.shape`. Such an op runs in its earliest
+    level, other ops in their latest (`waves.schedule`), so that the rows need not stay in memory.
     """
     return _has_rows_of_rank(node) and all(
         placement.kind in (PARTIAL, REPLICATED, SIZES) for placement in node.decision.gives
@@ -119,9 +119,10 @@ def _is_on_rows(node: Node) -> bool:
 
 def _find_obstacle(node: Node) -> str:
     """The reason why an op cannot run part by part; empty if it can."""
-    # A reused op is the script's own op, which the copy of the step does not build: no loop can contain it. An op that
-    # takes the batch finds the rank's slice, whose parts a region computes. But an op of the same type that takes rows
-    # of this rank (from an optional, as gradients of branches do) only reads them.
+    # A reused op is the script's own op in a session's graph. The copy of the step does not build it, so no loop can
+    # contain it. The op that takes the batch runs once: it gives the rank's slice, and regions compute parts of that
+    # slice. But an op of the same type that takes rows of this rank (from an optional, as gradients of branches do)
+    # takes no batch, and only reads them.
     if node.is_reused or (is_batch(node) and not _has_rows_of_rank(node)):
         return EFFECT
     if node.bodies and is_compiled(node.op):
@@ -138,8 +139,8 @@ def _find_obstacle(node: Node) -> str:
 
 
 def _list_used(node: Node) -> Iterator[tuple[Value, Placement | None]]:
-    """The inputs of an op and their needs, without inputs whose tensor the op does not use: numbers of rows, which the
-    copy computes from its slice (`paths`).
+    """The inputs of an op and their needs, without inputs whose tensor the op does not use (`paths.uses_tensor`): the
+    copy computes numbers of rows, such as n = tf.shape(x)[0], from its slice.
     """
     for value, need in zip(node.inputs, node.decision.needs):
         if paths.uses_tensor(value, need):
@@ -147,7 +148,9 @@ def _list_used(node: Node) -> Iterator[tuple[Value, Placement | None]]:
 
 
 class _Position(NamedTuple):
-    """The position of an op. Within a stage, the ops outside of the region come before it."""
+    """The position of an op. Ops run in the order of these fields (`_Rebuilt`): within a stage, the ops outside of the
+    region come before it.
+    """
 
     level: int
     stage: int
@@ -157,7 +160,8 @@ class _Position(NamedTuple):
 def _find_positions(nodes: Sequence[Node], outside: Container[Node]) -> dict[Node, _Position]:
     """The position of each node.
 
-    A region has the ops on rows, and the ops between them, which need an op on rows and are needed by one.
+    A region has the ops on rows, and the ops without rows between them, which need an op on rows and are needed by one,
+    directly or through other ops, also through ops outside.
 
     nodes: in the order of levels; a node comes after its inputs.
     outside: ops that are in no region.
@@ -201,9 +205,11 @@ def _find_refused(program: Program, positions: dict[Node, _Position]) -> dict[No
     """
     why_refused: dict[Node, str] = {}
     for value, need, user in _list_crossings(program, positions):
-        # `value.node` is None for an input of the program.
+        # The value cannot leave a region: the op that makes it goes outside. `value.node` is None for an input of the
+        # program.
         if value.node is not None and positions[value.node].is_in_region and not _can_leave(value):
             why_refused[value.node] = LISTED
+        # The value cannot enter a region: the op that takes it goes outside.
         is_whole = _find_input_placement(value, need) == WHOLE
         if user is not None and positions[user].is_in_region and not is_whole and not _can_enter(value.placement):
             why_refused[user] = LISTED
@@ -329,8 +335,9 @@ class _Rebuilt:
 def _find_input_placement(value: Value, need: Placement | None) -> Placement | None:
     """The placement in which a region takes a value (`Region.takes`).
 
-    WHOLE if a collective, or a conversion of this rank's sizes to the script's, makes the value whole before the
-    region. None: its own placement. From a replicated value, ops of the region can take their part's rows.
+    WHOLE if the value is made whole before the region: by a collective, or, if it is numbers of this rank's rows, by
+    ops that compute the script's numbers from them (`paths.CONVERTED`). None: its own placement. From a replicated
+    value, ops of the region can take their part's rows.
     """
     if value.placement.is_replicated:
         return None

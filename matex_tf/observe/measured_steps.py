@@ -1,9 +1,10 @@
 """Measures the first training steps of this process for `matex plan`, then ends the process.
 
-The engine records events (`records`). A thread counts the updates of gradients, which delimit steps in every kind of
-script. After enough updates, the training thread measures the input, if the process is a phantom rank: one that works
-as rank 0 of ranks that do not exist. Then the measurements are stored in a file, and the process ends. `matex plan` may
-start several phantom ranks at the same time, which are numbered copies of one process (`settings.Phantom`).
+The engine records events (`records`). A thread counts updates, the sums of a model's gradients: in every kind of script
+a step lasts from one update to the next. After enough updates, the training thread measures the input, if the process
+is a phantom rank: one that works as rank 0 of ranks that do not exist. Then the measurements are stored in a file, and
+the process ends. `matex plan` may start several phantom ranks at the same time, which are numbered copies of one
+process (`settings.Phantom`). Of real ranks, `matex plan --check` reads the steps only, so they measure no input.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ from matex_tf.ops import records
 from matex_tf.runtime import real_files
 from matex_tf.world import world
 
-_MIN_UPDATES = 8  # a process with fewer updates is not ended at its time limit, only at `LIMIT`
+_MIN_UPDATES = 8  # fewer give too few steps (`phantoms.LEAST`): such a process goes on after its time limit, to `LIMIT`
 _PHANTOM_SECONDS, _REAL_SECONDS = 40, 200
-"""Time limits of a phantom rank, and of real ranks. Real ranks train more steps, because they first choose whether
-updates overlap with computation.
+"""Time limits of a phantom rank, and of real ranks, from the first update on. Real ranks train more steps, because they
+first choose whether updates overlap with computation.
 """
 _INPUT_SECONDS = 10  # limit of the wait for the next step, after which the input is measured
 LIMIT = 300
-"""Seconds after which a process is ended in any case, including imports and tracing."""
+"""Seconds after which a process is ended in any case, counted from `start_measuring`, before the script's imports."""
 _MAX_EVENTS = 1 << 18
 _MIN_SECONDS = 0.2  # of the measurement of cores
 _READY = records.ACTIVITIES.index("ready")  # the event that one gradient is ready
@@ -47,7 +48,7 @@ def start_measuring(phantom: settings.Phantom, describe_updates: Callable[[], di
     """Start the measurement that `matex plan` requested.
 
     Args:
-        phantom: the value of the setting `plan`.
+        phantom: the value of the setting `plan`. `ranks`: 0 in a real rank. `steps`: the number of updates to make.
         describe_updates: returns which parts of the optimizers' updates could be sharded.
     """
     records.set_recording(records.GRADIENTS, _MAX_EVENTS)
@@ -73,10 +74,10 @@ class Measured:
         self.base_bytes = 0  # resident memory before the first update
         # Seconds of `time.monotonic` and of `time.process_time` at the end of the first update.
         self._start: tuple[float, float] | None = None
-        self._is_late = False  # the process is ended for its time limit
+        self._is_late = False  # `LIMIT` has passed
         self._step_ends: list[int] = []  # nanoseconds, of steps that changed weights; also of replicated steps
         self._data: Data | None = None  # of the last training step
-        self._has_enough = threading.Event()  # enough updates: the training thread should measure the input
+        self._has_enough = threading.Event()  # tells the training thread of enough updates: it measures the input
         self._is_measuring_input = threading.Event()
         self.input: InputCost | None = None
         self._lock = threading.Lock()
@@ -98,6 +99,7 @@ class Measured:
     def note_batch(self, plan: Any, seconds: float, handle: Any) -> None:
         """A step has taken its batch from the iterator with this handle: note how to take more (`measure_input`)."""
         dataset = tags.get_tag(handle, _DATASET)
+        # The first function goes on in this pass; the second takes from the iterator of a later pass.
         self._data = Data(
             dataset, lambda: plan.take_batch(handle), lambda iterator: plan.take_batch(iterator._iterator_resource)
         )
@@ -108,9 +110,9 @@ class Measured:
         self._data = Data(dataset, lambda: next(iterator, None), lambda other_iterator: next(other_iterator, None))
 
     def watch_updates(self) -> None:
-        """Wait for enough updates, then end the process. Runs on a thread of its own.
+        """Wait for enough updates or steps, or until `LIMIT`, then end the process. Runs on a thread of its own.
 
-        The training thread measures the input, after its next step (`note_step`).
+        Enough updates are `phantom.steps`, or `_MIN_UPDATES` at the time limit.
         """
         max_seconds, start = _PHANTOM_SECONDS if self.phantom.ranks else _REAL_SECONDS, time.monotonic()
         with real_files.use_real_files():
@@ -150,7 +152,7 @@ class Measured:
             me = world.get_world()
             name = f"copy-{self.phantom.copy if me.is_phantom else me.rank}.npz"
             events, _ = records.read_events()
-            with real_files.use_real_files():
+            with real_files.use_real_files():  # `matex plan` reads the file
                 path = Path(self.phantom.folder, name)
                 np.savez(
                     path.with_suffix(".part.npz"),

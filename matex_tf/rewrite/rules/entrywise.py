@@ -1,11 +1,12 @@
 """Rules for elementwise ops, with broadcasting: if an input has rows, the result has these rows.
 
 A rule decides for one op (`node`) which placements its inputs need (None: unchanged), and which its outputs have. If it
-raises an error, as `require` does, the op takes complete inputs. `linear` names the inputs of which the op may keep
-partial sums (`registry`).
+raises an error, as `require` does, the op takes complete inputs, except for partial sums in the inputs that `linear`
+names (`registry.decide_without_rule`).
 
 Elementwise ops also compute sizes of tensors. A result that counts rows must be known as such: n * 3 has 3 entries for
-each of the n rows (`placement.Size`).
+each of the n rows. A `placement.Size` is one number: `Size(rows)` is the length of an axis with these rows. Of numbers
+that are equal on all ranks, `Size(None, 3)` is the number 3, and `Size()` an unknown one.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ LINEAR_IN = {
 }
 
 TYPES = frozenset(f"{NONLINEAR} {LINEAR} {SUMS} Mul RealDiv Div DivNoNan Cast".split()).union(LINEAR_IN)
-"""The elementwise ops: each entry of the result depends only on the entries at its position, after broadcasting."""
+"""Elementwise ops, for `spreading`, and for `pieces`, which adds others: each entry of the result depends only on the
+entries at its position, after broadcasting.
+"""
 
 
 def compute_entries(node: Node) -> Decision:
@@ -75,8 +78,9 @@ def keep(node: Node) -> Decision:
 def cast(node: Node) -> Decision:
     placement = node.get_placement(0)
     source_dtype, target_dtype = node.inputs[0].dtype, node.op.outputs[0].dtype
-    # A cast to an integer of no more bits keeps a sum: both wrap around. Other casts round or overflow, so the sum must
-    # be whole first. In a loop this would be a collective in each turn, so there casts to wider floats keep the sum.
+    # A cast to an integer of no more bits keeps a sum: both wrap around. Before other casts the sum must be whole: they
+    # round or overflow, or come after the rounding of the script's sum. In a loop this would be a collective in each
+    # turn, so there casts to floats that are not narrower keep the sum.
     wraps = source_dtype.is_integer and target_dtype.is_integer and target_dtype.size <= source_dtype.size
     widens = source_dtype.is_floating and target_dtype.is_floating and target_dtype.size >= source_dtype.size
     keeps_sum = placement.is_partial and (wraps or (widens and node.repeats))
@@ -108,7 +112,9 @@ def multiply(node: Node) -> Decision:
 
 @register_rule("RealDiv Div DivNoNan")
 def divide(node: Node) -> Decision:
-    """Division is linear in the dividend, except for integers, where it rounds."""
+    """Division is linear in the dividend, except for integers, where it rounds. So it depends on the dtype, which
+    `linear` of `register_rule` does not know.
+    """
     dtype = node.inputs[0].dtype
     is_linear = dtype.is_floating or dtype.is_complex
     return keep_sum(node) if is_linear and not node.has_rows else compute_entries(node)
@@ -144,13 +150,14 @@ def _combine_sizes(node: Node, combine: Callable[[Size, Size], Size | None]) -> 
     # A single number is broadcast against a vector.
     first, second = (sizes * length if len(sizes) == 1 else sizes for sizes in terms)
     require(len(first) == len(second))  # a number and an empty vector give an empty vector
-    # `Size()`: a number that is equal on all ranks.
     combined_sizes = [combine(a, b) if a.rows or b.rows else Size() for a, b in zip(first, second)]
     return node.decide([None, None], make_sizes(list(map(require_known, combined_sizes))))
 
 
 def _add_sizes(first: Size, second: Size) -> Size | None:
-    """The sum if one size is 0. Other sums are refused: n + n counts entries of an unknown order."""
+    """The sum if one size is 0. Other sums are refused: n + n may be the length of two batches, one after the other, or
+    of a batch with each row twice (`Rows.blocks`).
+    """
     return second if first == Size(None, 0) else _subtract_sizes(first, second)
 
 
@@ -159,7 +166,7 @@ def _subtract_sizes(first: Size, second: Size) -> Size | None:
 
 
 def _divide_sizes(first: Size, second: Size) -> Size:
-    """n / k, if each row of the batch has a multiple of k entries in each block."""
+    """n / k, if each row of the batch has a multiple of k entries in each block, as `scale_blocks` requires."""
     divisor = require_known(second.value)
     require(divisor > 0)
     return Size(scale_blocks(require_known(first.rows), Fraction(1, divisor)))

@@ -1,9 +1,9 @@
-"""Records which parts of an optimizer's update could be sharded: divided among ranks, each of which updates its piece.
+"""Records which parts of an optimizer's update could be in pieces, of which each rank updates its own.
 
 An update reads gradients and changes weights and slots, the optimizer's variables with an entry for each entry of a
-weight. `matex plan` predicts other strategies from the records (`describe_updates`) of its phantom, a process that
-computes as one of several ranks that do not exist; it needs the end of each update, too. `--adapt=ranks` compares
-strategies with the records (`count_bytes`).
+weight. `matex plan` predicts the strategy `sharded`, an update in pieces, from the records (`describe_updates`) of its
+phantom, a process that computes as one of several ranks that do not exist. It also needs the seconds of an update, so
+the phantom marks the end of each one. `--adapt=ranks` compares strategies with the records (`count_bytes`).
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from matex_tf.world import world
 class _UpdateBytes:
     """Bytes of one optimizer's update."""
 
-    gradients: int  # that could be sharded
-    weights: int  # that could be sharded
-    slots: int  # that could be sharded
-    whole: int  # slots that could not be sharded
-    why_not: str  # the reason why these could not; "" if all slots could be sharded
+    gradients: int  # that could be in pieces
+    weights: int  # that could be in pieces
+    slots: int  # that could be in pieces
+    whole: int  # slots that could not
+    why_not: str  # the reason why these could not; "" if there are none, or if other slots are in pieces now
 
 
 _noted: weakref.WeakKeyDictionary[Any, _UpdateBytes] = weakref.WeakKeyDictionary()  # by optimizer
@@ -47,7 +47,7 @@ def are_measured() -> bool:
 
 
 def are_noted() -> bool:
-    """Whether this process records which parts could be sharded."""
+    """Whether this process records which parts could be in pieces."""
     return are_measured() or owners.may_change_strategy()
 
 
@@ -58,7 +58,7 @@ def note_obstacle(strategy: str, why: str) -> None:
 
 
 def start_noting() -> None:
-    """If requested, record which parts of steps could be sharded; in measured ranks, also mark the ends of steps."""
+    """If requested, record which parts of updates could be in pieces; in measured ranks, also mark their ends."""
     if not are_noted():
         return
     events.step_planned.add_listener(note_step)
@@ -69,7 +69,7 @@ def start_noting() -> None:
 
 
 def note_step(plan: Any) -> None:
-    """Record which parts of the updates in a planned step could be sharded. plan: a `steps.plan.StepPlan`."""
+    """Record which parts of the updates in a planned step could be in pieces. plan: a `steps.plan.StepPlan`."""
     if not plan.trained:  # the step changes no weights
         return
     variables_and_slots = [(variable, slots.find_slot(variable)) for variable in plan.traced.graph.variables]
@@ -91,9 +91,11 @@ def note_step(plan: Any) -> None:
 
 
 def _note_eager(optimizer: Any) -> None:
-    """An optimizer that updates in eager code keeps complete slots, which exist after its first update."""
+    """An optimizer is about to update in eager code, and keeps complete slots. Its first update may create them, so the
+    calls record it again until there are some.
+    """
     if (known_bytes := _noted.get(optimizer)) is not None and known_bytes.why_not == slots.EAGER and known_bytes.whole:
-        return  # an earlier call has recorded this
+        return
     variables = getattr(optimizer, "variables", [])  # a method in Keras 2
     tf_variables = map(find_tf_variable, variables() if callable(variables) else variables)
     whole_bytes = measure_bytes(slots.list_slots(tf_variables, optimizer))
@@ -120,7 +122,8 @@ def _mark_end() -> None:
 def _find_sharded(plan: Any, step_slots: list[Any]) -> tuple[Program | None, list[Any], str]:
     """The slots of a step that it takes in pieces, or could take with the strategy `sharded`.
 
-    Returns the program of the step with these slots in pieces, these slots, and the reason against the other slots.
+    Returns the program of the step with these slots in pieces, these slots, and the reason against the other slots. If
+    the step takes slots in pieces now, other slots get no reason.
     """
     if plan.why_whole:  # every rank computes the step by itself, which takes complete slots
         return None, [], plan.why_whole
@@ -138,6 +141,7 @@ def _place_slots(plan: Any, step_slots: list[Any]) -> tuple[Program | None, list
     """
     slots_by_handle = {id(slot.handle): slot for slot in step_slots}
     handles = [handle for handle, _ in plan.traced.graph.captures]  # the captured tensors, in their order
+    # The slots that are in pieces at this try: all at first, by their indices among the captured tensors.
     sharded = {
         index: slots_by_handle[id(handle)] for index, handle in enumerate(handles) if id(handle) in slots_by_handle
     }
@@ -149,9 +153,10 @@ def _place_slots(plan: Any, step_slots: list[Any]) -> tuple[Program | None, list
             # slot does not depend on where the cuts are. So one piece with all entries stands for any pieces.
             placements[plan.argument_count + index] = make_piece_handle((0, slot.shape.num_elements()), index)
         try:
-            # An op of the graph takes the batch, unless the op is the `source`, whose batch is an input of the graph.
+            # An op of the graph may take the batch, unless the batch is an input: `source`, the op that takes such a
+            # batch, is left out of the graph (`rewrite.sources`).
             program = read_program(plan.graph, placements, takes_batches=plan.source is None)
-        except PiecesRefusedError as error:  # `refused`: by the index of a slot, the op that takes the slot whole
+        except PiecesRefusedError as error:  # `refused`: by the index of each refused slot, an op that takes it whole
             refusals += [
                 f"'{find_name(sharded.pop(index))}' because of {op.type}" for index, op in error.refused.items()
             ]
@@ -168,9 +173,9 @@ def _measure_sums(program: Program) -> Iterator[int]:
 
 
 def count_bytes(optimizer: Any) -> tuple[int, int]:
-    """The bytes of weights and slots of an optimizer that could be sharded. (0, 0): none, or no step is planned yet."""
+    """The bytes of an optimizer's weights and slots that could be in pieces. (0, 0): none, or no step is planned."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)  # of an optimizer that scales the loss
-    # By identity: a script may keep a list of optimizers here, which cannot be a key.
+    # By identity: the attribute `optimizer` of a model may be a list of the script, which cannot be a key.
     return next(((update.weights, update.slots) for noted, update in _noted.items() if noted is inner), (0, 0))
 
 

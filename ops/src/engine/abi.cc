@@ -44,7 +44,8 @@ std::string& LastError() {
   return message;
 }
 
-// The layouts of `matex_reduce` that live until `matex_forget`.
+// The layouts of `matex_reduce`, which tests call: one more with each call that `keeps_layout`, until `matex_forget`.
+// They keep the residuals of compression, which later layouts of the same variables share (error_feedback.h).
 std::vector<std::shared_ptr<const Layout>>& KeptLayouts() {
   static auto* const layouts = new std::vector<std::shared_ptr<const Layout>>;
   return *layouts;
@@ -94,7 +95,7 @@ MATEX_EXPORT int matex_rendezvous(int kind, uint64_t key, const char* place, int
                   /*announced=*/nullptr, exit_code};
   const bool is_end = call.kind == Kind::kExit;
   // A rank that ends, or whose step has failed, hands over no more of its announced gradients. It gives them up
-  // (async_reduction.h), because the communication threads of other ranks may wait for them.
+  // (async_reduction.h) before it waits, because the communication threads of other ranks may wait for them.
   if (is_end) GiveUpAll("its script has ended.");
   if (call.kind == Kind::kFailure) GiveUpAll("it failed in " + get_place());
   std::lock_guard<std::mutex> lock(TheWorld().mutex);
@@ -174,7 +175,7 @@ MATEX_EXPORT void matex_expect(const int64_t* turns, int count) {
 
 // Sums `count` tensors over ranks by `ReduceInline` (inline.h), without TensorFlow. `dimensions` holds the shapes of
 // all tensors one after another, `dimension_counts` the number of dimensions of each, `variables` the numbers of the
-// variables (0: no variable). `keeps_layout`: the layout lives, with its compression residuals, until matex_forget.
+// variables (0: no variable). `keeps_layout`: see `KeptLayouts`.
 MATEX_EXPORT int matex_reduce(int count, const char* const* names, const int* types, const int* dimension_counts,
                               const int64_t* dimensions, const int64_t* variables, const void* const* inputs,
                               void* const* outputs, double weight, int keeps_layout, const char* place) {
@@ -213,6 +214,7 @@ MATEX_EXPORT int matex_buckets(int count, const double* ready_at, const double* 
 // Starts recording (trace.h): 1 totals, 2 also the last `capacity` events, 3 also events of single gradients.
 MATEX_EXPORT void matex_record(int how, int64_t capacity) { Record(static_cast<Recording>(how), capacity); }
 
+// `BetweenSteps` (trace.h).
 MATEX_EXPORT void matex_between_steps() { BetweenSteps(); }
 
 // The clock of events: nanoseconds.
@@ -249,8 +251,9 @@ MATEX_EXPORT int matex_link(int overlapped, double* start_up, double* byte) {
   std::lock_guard<std::mutex> lock(world.mutex);
   Adder& adder = overlapped ? OverlappedAdder() : InlineAdder();
   const MPI_Comm communicator = overlapped ? world.overlapped : world.gradients;
-  // The time of the first probe includes waking up sleeping threads. So there are several probes, and the shortest
-  // times count. The result is disturbed only if all probes were.
+  // The time of the first probe includes waking up sleeping threads. So there are always kTrials probes, and the
+  // shortest times count. The result is disturbed only if all probes were. (ProbeLink by itself would end with the
+  // first undisturbed probe.)
   constexpr int kTrials = 4;
   Link best;
   best.start_up = best.byte = std::numeric_limits<double>::infinity();
@@ -291,7 +294,7 @@ MATEX_EXPORT int matex_last_link(double* start_up, double* byte, int* disturbed)
 // train, and hands out the batches of an epoch. Without a store, matex_store_begin returns -1, matex_store_leave and
 // matex_store_drop do nothing, and no other matex_store function may be called but matex_store_make.
 
-// Makes a new store. Collective. `made`: whether the ranks have it; they cannot share memory if not.
+// Makes a new store. Collective. `made`: 0 if the ranks cannot share memory; then there is no store.
 MATEX_EXPORT int matex_store_make(int64_t bytes, int64_t batches, int64_t parts, int* made) {
   std::shared_ptr<SharedStore> store;
   Error error = SharedStore::Make({bytes, batches, parts}, &store);
@@ -302,7 +305,7 @@ MATEX_EXPORT int matex_store_make(int64_t bytes, int64_t batches, int64_t parts,
 
 MATEX_EXPORT void matex_store_drop() { SetTheStore(nullptr); }
 
-// `DropHomes` (publish.h).
+// `DropHomes` (publish.h). Homes are shared memory for variables (homes.h); `holding` is the number of a group of them.
 MATEX_EXPORT void matex_drop_homes(int64_t holding) { DropHomes(holding); }
 
 // `SharedStore::Deal` (store.h).
@@ -314,7 +317,8 @@ MATEX_EXPORT int matex_store_begin(int64_t bound, double seconds, int64_t* batch
   return store == nullptr ? -1 : store->Begin(bound, seconds, batch, behind);
 }
 
-// The functions of SharedStore: `End`, `Stop`, `CountTrained`, `Lose`, `IsLost`, `VersionOf`, `data` and `Leave`.
+// The functions of SharedStore, with its parameters and results (store.h): `End`, `Stop`, `CountTrained`, `Lose`,
+// `IsLost`, `VersionOf`, `data` and `Leave`.
 MATEX_EXPORT int64_t matex_store_end(int version) { return TheStore()->End(version); }
 MATEX_EXPORT void matex_store_stop() { TheStore()->Stop(); }
 MATEX_EXPORT int64_t matex_store_trained() { return TheStore()->CountTrained(); }
