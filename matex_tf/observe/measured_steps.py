@@ -82,6 +82,7 @@ class Measured:
         self.input: InputCost | None = None
         self._lock = threading.Lock()
         self._is_stored = False
+        self._process = os.getpid()  # a forked child inherits the call at exit, and stores nothing
 
     def note_step(self, plan: Any) -> None:
         """A step has changed weights. After enough steps the input is measured, and the process ends."""
@@ -146,7 +147,7 @@ class Measured:
         called (`_step_ends`); has_tensorflow, is_late; and as JSON update, epoch and input.
         """
         with self._lock:
-            if self._is_stored or os.getpid() != world.get_world().process:
+            if self._is_stored or os.getpid() != self._process:
                 return
             self._is_stored = True
             me = world.get_world()
