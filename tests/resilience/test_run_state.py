@@ -285,7 +285,7 @@ START_AGAIN = functools.partial(launch.matex_run, 2, "--restarts", 9)
 def lose_outside_fit(tmp_path, *turns, start=START_AGAIN):
     (tmp_path / "case.py").write_text(LOST_OUTSIDE_FIT)
     (tmp_path / "turns").mkdir()
-    env = {"MATEX_STATE": str(tmp_path / "state")}
+    env = {"MATEX_STATE": str(tmp_path / "state"), "MATEX_STALL_SECONDS": "2"}  # how long an error waits for rank 0
     result = start(tmp_path / "case.py", tmp_path / "turns", *turns, env=env)
     assert len(list((tmp_path / "turns").iterdir())) == len(turns), result.output
     assert "went on" not in result.output and "\0" not in result.output and "Traceback" not in result.stdout
