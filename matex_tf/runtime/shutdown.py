@@ -43,7 +43,7 @@ after_end: list[Callable[[], None]] = []
 before_abort: list[Callable[[], None]] = []
 """Called on a rank that is about to abort the job. These functions must not communicate."""
 after_failure: list[Callable[[str], None]] = []
-"""Called on a rank that aborts the job for an error of the script, with the error's last line. They may wait."""
+"""Called on a rank that aborts the job for an error of the script, with the error in few words. They may wait."""
 
 _is_aborting = False  # this rank is ending all ranks
 _have_all_ended = False  # see `have_all_ended`
@@ -133,14 +133,14 @@ def run_before_abort() -> None:
             print(f"matex_tf: {type(error).__name__}: {error}", file=sys.stderr)
 
 
-def abort_with_error(text: str, code: int, follows: bool = False, is_loss: bool = False, waits: bool = False) -> None:
+def abort_with_error(text: str, code: int, follows: bool = False, is_loss: bool = False, failure: str = "") -> None:
     """Abort all ranks for an error of this rank. The run shows the first such error (see `rank_records`).
 
     Args:
         text: the complete message.
         code: the exit code.
         follows, is_loss: see `rank_records.Record`.
-        waits: rank 0 may first complete the output that precedes the error (`after_failure`).
+        failure: the error in few words, if rank 0 may first complete the output that precedes it (`after_failure`).
     """
     run_before_abort()
     code, me = exit_codes.correct_failure_code(code), world.get_world()
@@ -150,13 +150,12 @@ def abort_with_error(text: str, code: int, follows: bool = False, is_loss: bool 
     }  # fmt: skip
     try:
         with real_files.use_real_files():
-            if waits:
+            if failure:
                 with contextlib.suppress(OSError):
                     rank_records.note(text=text, rank=me.rank, **fields)  # this rank may be killed while it waits
-                last_line = text.strip().rpartition("\n")[2]
                 for function in after_failure:
                     with contextlib.suppress(Exception, KeyboardInterrupt):  # the error itself matters more
-                        function(last_line)
+                        function(failure)
             # Without `matex run` ranks find out by files in `shared_folder`, which all see, which error is the first.
             shared_folder = cache.find_cache_folder() if me.has_several_hosts else None
             rank_records.report_error(text, me.rank, shared_folder, **fields)
@@ -286,7 +285,7 @@ def end_rank() -> None:
         # Another rank is at another collective.
         if code and ops.find_cause(str(error)) is ops.Cause.ENDED:
             text = f"matex_tf: {_describe_exit()}, while others go on. All ranks end where one does.\n"
-            abort_with_error(text, code, waits=True)
+            abort_with_error(text, code, failure=f"exit code {code}")
         # The other rank raises this error, too, and shows the line of the script.
         _await_others_at_end(error)
         abort_with_error(f"matex_tf: {error}\n", code or 1, follows=True)

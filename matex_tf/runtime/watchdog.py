@@ -99,7 +99,7 @@ def _await_first_rank(error: str) -> None:
     0 waits for this rank at a collective, or after `_FAILED_SECONDS`. If rank 0 fails, too, it ends the job itself.
     With the strategies `async` and `local`, ranks are at different places, and none waits.
 
-    error: the line of the error that a message to the user shows.
+    error: the error in few words, for a message to the user. The error itself is shown once, at the end.
     """
     if _watch is None or os.getpid() != _watch.process or _watch.me.rank == 0:
         return
@@ -162,7 +162,7 @@ class _Failure:
     """What rank 0 knows about a rank that is about to end the job for its error."""
 
     number: int  # of the failed rank's next collective
-    error: str  # the last line of its error
+    error: str  # its error, in few words
     time: float  # when rank 0 got the message (`time.monotonic`)
 
 
