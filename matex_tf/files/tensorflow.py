@@ -303,25 +303,25 @@ def _put_into_ops(owner: Any, name: str, make: Any) -> None:
 
     `name` is one of these functions. TensorFlow's own classes, Keras and `tf.raw_ops` call them.
     """
-    replacements: dict[str, tuple[Any, Any]] = {}  # by name: an original function and its replacement
+    replacements: dict[Any, Any] = {}  # by the original function
+    names = set[str]()  # by which other modules may refer to these functions: a search of all attributes would be slow
     for function_name, function in list(vars(owner).items()):
         is_private = function_name.startswith("_") or function_name.endswith("_eager_fallback")
         if is_private or not inspect.isfunction(function):
             continue
         put_function(owner, function_name, make)
         if getattr(owner, function_name) is not function:
+            replacements[function] = getattr(owner, function_name)
             public_names = (*getattr(function, "_tf_api_names", ()), *getattr(function, "_tf_api_names_v1", ()))
-            for one in (function_name, *public_names):
-                replacements[one.rpartition(".")[2]] = function, getattr(owner, function_name)
+            names.update(one.rpartition(".")[2] for one in (function_name, *public_names))
     # TensorFlow's public modules, and its modules of ops, have attributes that still refer to the originals.
     prefixes = ("tensorflow._api", "tensorflow.compat", "tensorflow.python.ops")
     for module_name, module in list(sys.modules.items()):
         if module_name == "tensorflow" or module_name.startswith(prefixes):
             attributes = vars(module)
-            for name_there in replacements.keys() & attributes.keys():
-                original, replacement = replacements[name_there]
-                if attributes[name_there] is original:
-                    setattr(module, name_there, replacement)
+            for attribute in names & attributes.keys():
+                if inspect.isfunction(attributes[attribute]) and attributes[attribute] in replacements:
+                    setattr(module, attribute, replacements[attributes[attribute]])
 
 
 def _wrap_op(original: Any) -> Any:

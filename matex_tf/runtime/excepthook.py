@@ -246,11 +246,10 @@ def _report_error(error_type: type[BaseException], error: BaseException, trace: 
     is_consequence = ops.find_cause(texts) in (ops.Cause.ELSEWHERE, ops.Cause.ENDED)
     if is_consequence:
         shutdown.await_cause()
-    is_own = not is_consequence and code == 1 and not losses.is_loss(error)
-    failure = f"{error_type.__name__}{_format_script_line(error)}" if is_own else ""
-    is_consequence = is_consequence or losses.is_loss_of_another(error)
-    text = thread_errors.describe() + text
-    shutdown.abort_with_error(text, code, is_consequence, losses.is_loss(error), failure=failure)
+    is_consequence, is_loss = is_consequence or losses.is_loss_of_another(error), losses.is_loss(error)
+    waits = not is_consequence and not is_loss and code == 1
+    failure = f"{error_type.__name__}{_format_script_line(error)}" if waits else ""
+    shutdown.abort_with_error(thread_errors.describe() + text, code, is_consequence, is_loss, failure)
 
 
 _plain_thread_hook = threading.excepthook  # Python's, or of a script that has set one before the import

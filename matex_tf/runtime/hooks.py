@@ -253,10 +253,12 @@ def describe_difference(original: Any, replacement: Any, takes: Sequence[str] = 
     if isinstance(original, type) or isinstance(replacement, type):
         return ""
     try:
-        names, is_original_variadic = _list_parameters(original, is_method)
-        required, is_replacement_variadic = _list_parameters(replacement, is_method)
+        names, is_original_variadic = list_parameters(original)
+        required, is_replacement_variadic = list_parameters(replacement)
     except (TypeError, ValueError):
         return ""  # C code, or not a function
+    if is_method:
+        names, required = names[1:], required[1:]
     compared = names[: len(required)] if is_replacement_variadic else names
     if is_original_variadic:  # it accepts further parameters: compare only the parameters that both name
         compared, required, takes = compared[: len(required)], required[: len(compared)], ()
@@ -266,14 +268,8 @@ def describe_difference(original: Any, replacement: Any, takes: Sequence[str] = 
     return f"without the parameter {missing[0]}" if missing else ""
 
 
-def _list_parameters(function: Any, is_method: bool) -> tuple[list[str], bool]:
-    """The names of the parameters, without `self` of a method, and whether there are also *args or **kwargs."""
-    names, is_variadic = list_parameters(function)
-    return names[1:] if is_method else names, is_variadic
-
-
 def list_parameters(function: Any) -> tuple[list[str], bool]:
-    """As `inspect.signature`, which is slow: names of the parameters, and whether there are also *args or **kwargs."""
+    """The names of the parameters, and whether there are also *args or **kwargs. `inspect.signature` would be slow."""
     unwrapped = inspect.unwrap(function, stop=lambda one: hasattr(one, "__signature__"))
     if isinstance(unwrapped, types.FunctionType) and not hasattr(unwrapped, "__signature__"):
         code = unwrapped.__code__

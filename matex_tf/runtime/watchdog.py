@@ -44,9 +44,7 @@ _FAILED_SECONDS = 60.0  # maximum wait of a failed rank for rank 0; MATEX_STALL_
 _FAILED_POLL_SECONDS = 0.05  # interval of the checks after a failure
 _MAX_RANKS = 8  # maximum number of listed ranks
 _MAX_STACKS = 2  # maximum number of listed stacks
-# Activities, as in `_activities`.
-_PROMPT = ("at the prompt of an interactive session", math.inf)
-_FAILED = ("about to end the job for its error", math.inf)
+_PROMPT = ("at the prompt of an interactive session", math.inf)  # an activity, as in `_activities`
 
 SAVING_FACTOR = 10.0
 """Other ranks wait for a saving rank for this multiple of MATEX_ABORT_SECONDS."""
@@ -251,7 +249,8 @@ class _Watch:
         self.has_failed = True
         self.wake.set()
         self._send_message(0, "failed", ops.read_waiting().number, error)
-        self.may_end.wait(self._get_failed_seconds() + _ANSWER_SECONDS)  # rank 0 may be stopped, and not answer
+        with excuse_wait("about to end the job for its error"):
+            self.may_end.wait(self._get_failed_seconds() + _ANSWER_SECONDS)  # rank 0 may be stopped, and not answer
 
     def _get_failed_seconds(self) -> float:
         return min(self.stall_seconds, _FAILED_SECONDS)
@@ -303,11 +302,7 @@ class _Watch:
 
     def _make_answer(self) -> _Answer:
         waiting, stack = ops.read_waiting(), self._read_stack()
-        activities = [
-            *_activities,
-            *([_PROMPT] if _is_at_prompt(stack) else []),
-            *([_FAILED] if self.has_failed else []),
-        ]
+        activities = [*_activities, _PROMPT] if _is_at_prompt(stack) else list(_activities)
         return _Answer(
             number=waiting.number, waits_at=waiting.what, place=script_frames.describe_place(stack),
             doing="; ".join(activity for activity, _ in activities),
