@@ -1,1 +1,1 @@
-"""`sharded` and `servers:S`: the variables of optimizers are divided among ranks (`pieces`)."""
+"""`sharded` and `servers:S`: the variables of optimizers are divided among ranks. See `servers.pieces`."""
