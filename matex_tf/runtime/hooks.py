@@ -47,6 +47,9 @@ def call_when_imported(module: str, act: Callable[[Any], object]) -> None:
             if not was_imported:
                 # A script that handles the error as a missing library gets it again at the next import.
                 sys.modules.pop(module, None)
+                # wrapt 1.14, which TensorFlow 2.15 needs, keeps an empty list for a module whose hooks it has called,
+                # and takes the module as imported.
+                wrapt.importer._post_import_hooks.pop(module, None)
                 wrapt.register_post_import_hook(act_on_import, module)
             raise
 
