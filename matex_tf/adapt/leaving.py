@@ -60,7 +60,7 @@ class Leaving:
         fit = find_fit()
         if fit is not self._fit:  # another call of `fit`: begin the measurements again
             self._fit, self._step_seconds, self._slow_streak = fit, [], changes.Streak()
-            self._is_judged = fit is None or not fit.is_resumed
+            self._is_judged = fit is None or not fit.resumption.is_resumed
         if fit is None:
             return None
         offer = offers.read_offer() if world.get_world().local_rank == 0 else None

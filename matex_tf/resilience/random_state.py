@@ -27,7 +27,7 @@ def find_drawn(old_states: dict[str, Any]) -> set[str]:
     """The generators that were used since `copy_states` returned `old_states`.
 
     A restarted `fit` skips batches up to the saved step. Generators that the script's code for these batches uses have
-    then drawn as many numbers as before, so `fit_state` does not restore them.
+    then drawn as many numbers as before, so `resumption` does not restore them.
     """
     states = copy_states()
     return {name for name in states if _make_comparable(states[name]) != _make_comparable(old_states[name])}

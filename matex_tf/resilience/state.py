@@ -150,9 +150,9 @@ def load_values(model: Any, source: Any, saved: Values) -> dict[str, int]:
     """Assign the `saved` values to the variables that exist, by position. Returns the number assigned in each group,
     by which the caller finds out whether saved variables are still missing.
 
-    `Fit.restore` calls this several times before a restarted call of `fit` trains: when training begins, and again when
-    skipped data or a discarded step have created or changed variables. So an earlier call may assign a value to a wrong
-    variable of equal shape: the last call finds all variables, or training ends with an error.
+    `Resumption.restore` calls this several times before a restarted call of `fit` trains: when training begins, and
+    again when skipped data or a discarded step have created or changed variables. So an earlier call may assign a value
+    to a wrong variable of equal shape: the last call finds all variables, or training ends with an error.
 
     Raises:
         SetupError: the values belong to another model.

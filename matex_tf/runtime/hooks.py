@@ -37,6 +37,7 @@ _VARIADIC = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)  #
 def call_when_imported(module: str, act: Callable[[Any], object]) -> None:
     """Call `act(module)` when the module of this name is imported, or now if it already is."""
     import wrapt
+    import wrapt.importer
 
     was_imported = module in sys.modules
 

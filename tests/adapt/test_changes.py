@@ -168,7 +168,11 @@ def test_a_change_is_judged_once_and_before_another(folder, monkeypatch, goes_on
 
     asked = []
     fit = SimpleNamespace(
-        is_resumed=goes_on, may_change=lambda: True, count_left=lambda: 10**6, model=None, ask_change=ask_change
+        resumption=SimpleNamespace(is_resumed=goes_on),
+        may_change=lambda: True,
+        count_left=lambda: 10**6,
+        model=None,
+        ask_change=ask_change,
     )
     monkeypatch.setattr(leaving, "find_fit", lambda: fit)
     monkeypatch.setattr(offers, "read_offer", lambda: Offer(2, 6.0, step_seconds_before=0.040, undo_text="as it was"))

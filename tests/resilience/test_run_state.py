@@ -358,6 +358,7 @@ def test_random_ops_of_a_resumed_step_are_reported(monkeypatch):
     import tensorflow as tf
 
     from matex_tf.resilience import fit_state
+    from matex_tf.resilience.resumption import Progress
 
     said = []
     monkeypatch.setattr(fit_state.notes, "print_note", said.append)
@@ -378,7 +379,7 @@ def test_random_ops_of_a_resumed_step_are_reported(monkeypatch):
     ):
         said.clear()
         call = fit_state.Fit(run, None)
-        call.is_before_saved_step = False
+        call.resumption.progress = Progress.TRAINING
         call.note_trained(SimpleNamespace(traced=tf.function(draw).get_concrete_function()))
         assert any("random ops, whose state cannot be saved" in text for text in said) == draws
 

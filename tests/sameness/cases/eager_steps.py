@@ -17,6 +17,7 @@ GENERATOR = np.random.RandomState(3)
 X, Y = GENERATOR.randn(47, 5), (GENERATOR.rand(47, 3) > 0.4).astype(np.float64)
 WORDS = GENERATOR.randint(0, 9, (47, 6))
 COMPUTED = {"rows": 0}
+SHAPES = keras.ops if hasattr(keras, "ops") else tf  # with TensorFlow 2.15, keras is Keras 2
 results: dict = {}
 
 
@@ -66,7 +67,7 @@ def steps(name, model, loss_of, data=None, optimizer=None, epochs=2, trained=Non
             n, *_ = x.shape
             counts = [
                 n, len(x), tf.convert_to_tensor(x).shape.as_list()[0], int(tf.size(y)) // 3,
-                int(keras.ops.shape(x)[0]), predicted.shape[0], inside, len(np.asarray(predicted)),
+                int(SHAPES.shape(x)[0]), predicted.shape[0], inside, len(np.asarray(predicted)),
             ]  # fmt: skip
             asked = [a + b for a, b in zip(asked, counts)]
             total, seen = total + float(loss) * n, seen + n

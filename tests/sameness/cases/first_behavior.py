@@ -4,6 +4,7 @@ import numpy as np
 import tensorflow as tf
 
 tf.compat.v1.disable_v2_behavior()
+tf.compat.v1.reset_default_graph()  # Keras 2 has made one for the seed
 tf.compat.v1.enable_eager_execution()
 generator = np.random.RandomState(0)
 x, y = generator.rand(40, 3), generator.rand(40, 1)

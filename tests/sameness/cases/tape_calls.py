@@ -316,5 +316,8 @@ SHARED = {
     *("draws3", "statistics3", "logits3", "words3", "statistics2", "logits2", "words2", "head", "lookup", "changed"),
     *("drawn", "rates", "attacked", "maker", "critic", "penalized", "forward"),
 }
+if keras.__version__ < "3":  # with TensorFlow 2.15: Keras 2 counts the numbers that Dropout draws
+    SHARED -= {"draws3", "rates"}
 shared = set(re.findall(r"the call of '(\w+)' is sharded", "\n".join(corpus_run.list_notes())))
+shared -= {"dropped"}  # Keras 3.15 cannot be traced with a boolean of NumPy, 3.16 can
 corpus_run.expect(shared == SHARED, f"shared are other calls: {shared ^ SHARED}")

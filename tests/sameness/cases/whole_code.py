@@ -77,11 +77,17 @@ def train_in_a_function_without_products():
     store("a function without products", [w, *lengths])
 
 
+def scale_loss(optimizer):
+    if keras.__version__ < "3":  # with TensorFlow 2.15
+        return keras.mixed_precision.LossScaleOptimizer(optimizer, dynamic=False, initial_scale=8.0)
+    return keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=8.0)
+
+
 def train_with_optimizers():
     module = tf_keras.optimizers
     optimizers = {
         "Adam of Keras 3": keras.optimizers.Adam(0.05),
-        "a loss that is scaled": keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=8.0),
+        "a loss that is scaled": scale_loss(keras.optimizers.SGD(0.1)),
         "Adam of Keras 2": module.Adam(0.05),
         "legacy momentum": module.legacy.SGD(0.05, momentum=0.9),
     }
