@@ -23,15 +23,7 @@ CASES = Path(compiled_steps.__file__)
 N = compiled_steps.N
 
 
-@pytest.fixture(autouse=True)
-def _float64():
-    before = keras.config.floatx(), keras.config.dtype_policy()
-    keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
-    keras.utils.set_random_seed(1)
-    yield
-    keras.config.set_floatx(before[0])
-    keras.config.set_dtype_policy(before[1])
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 class _Alone:

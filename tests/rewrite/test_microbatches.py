@@ -73,13 +73,8 @@ def make_step(*layers, after=lambda made: made, of_mean=tf.identity):
 
 
 @pytest.fixture
-def layers():
-    before = keras.config.floatx(), keras.config.dtype_policy()
-    keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")  # kept once somebody has asked for it
-    yield keras.layers
-    keras.config.set_floatx(before[0])
-    keras.config.set_dtype_policy(before[1])
+def layers(float64):
+    return keras.layers
 
 
 @pytest.mark.parametrize("counts", COUNTS)

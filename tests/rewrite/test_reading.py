@@ -74,7 +74,7 @@ def test_nodes_take_values_of_the_last_reading():
         optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
 
     graph = tf.function(step, autograph=False).get_concrete_function(tf.TensorSpec([32, 4, 4, 3])).graph
-    slots = {id(one.value.handle): one.shape.num_elements() for one in optimizer.variables[2:]}
+    slots = {id(one.handle): one.shape.num_elements() for one in optimizer.variables[2:]}
     sizes = [slots.get(id(outer)) for outer, _ in graph.captures]
     held = [
         WHOLE if size is None else make_piece_handle((0, size // 2, size), number) for number, size in enumerate(sizes)

@@ -19,15 +19,7 @@ WORDS, Y = _random.integers(0, 12, [11, 7]), _random.normal(size=[11, 2])
 MORE = _random.integers(0, 12, [11, 3])
 
 
-@pytest.fixture(autouse=True)
-def _float64():
-    before = keras.config.floatx(), keras.config.dtype_policy()
-    keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
-    keras.utils.set_random_seed(1)
-    yield
-    keras.config.set_floatx(before[0])
-    keras.config.set_dtype_policy(before[1])
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def _compare(simulation, steps=2, tolerance=1e-10):

@@ -20,15 +20,7 @@ X, Y = _random.normal(size=[11, 6]), _random.normal(size=[11, 2])
 IMAGES, LABELS = _random.normal(size=[11, 8, 8, 3]), _random.integers(0, 3, [11])
 
 
-@pytest.fixture(autouse=True)
-def _float64():
-    before = keras.config.floatx(), keras.config.dtype_policy()
-    keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")  # kept once somebody has asked for it
-    keras.utils.set_random_seed(1)
-    yield
-    keras.config.set_floatx(before[0])
-    keras.config.set_dtype_policy(before[1])
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def _norm(one):
