@@ -13,16 +13,15 @@ import contextlib
 import dataclasses
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from matex_tf.lazy import tf
 from matex_tf.rewrite import early, labels, paths, waves
-from matex_tf.rewrite.control import needs_exchange
 from matex_tf.rewrite.gathering import prepare
 from matex_tf.rewrite.kept import Kept
 from matex_tf.rewrite.nodes import Node, Value
 from matex_tf.rewrite.pieces import ASSIGNS
-from matex_tf.rewrite.placement import PARTIAL, PIECE, REPLICATED, SHARDED, WHOLE, Placement, Size
+from matex_tf.rewrite.placement import WHOLE, Partial, Piece, Placement, Replicated, Sharded, Size, Sizes
 from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.sharing import Publication, cut_piece
 
@@ -78,7 +77,7 @@ class Body:
         self.program.nodes.sort(key=lambda node: node.level)
         if sums_early:
             sum_ids = {
-                id(exchange.value) for wave in exchanges for exchange in wave if exchange.value.placement.is_partial
+                id(exchange.value) for wave in exchanges for exchange in wave if exchange.value.placement.is_row_sum
             }
             self.waits = early.list_waits(self.program.nodes, sum_ids)
         return self.build_levels(exchanges)
@@ -208,16 +207,16 @@ class Body:
             return self._find_tensor(value)
         if path == paths.COUNTED:  # the numbers follow from the number of rows of the batch, or of the rank's slice
             batch_slice = self.copy.batch_slice
-            sizes = value.placement.sizes or need.sizes
-            return self._count(value, sizes, batch_slice.total if need.kind == REPLICATED else batch_slice.count)
-        is_part = need.kind in (PARTIAL, SHARDED, PIECE)
+            sizes = next(placement.sizes for placement in (value.placement, need) if isinstance(placement, Sizes))
+            return self._count(value, sizes, batch_slice.total if isinstance(need, Replicated) else batch_slice.count)
+        is_part = isinstance(need, (Partial, Sharded, Piece))
         key = id(value), need if is_part else WHOLE
         if key not in self.brought and path == paths.CONVERTED:
-            if need.kind == PARTIAL:
+            if isinstance(need, Partial):
                 self.brought[key] = self.copy.keep_once(self._convert(value, WHOLE))
-            elif need.kind == SHARDED:
+            elif isinstance(need, Sharded):
                 self.brought[key] = self.copy.slice_rows(self._convert(value, WHOLE), need)
-            elif need.kind == PIECE:
+            elif isinstance(need, Piece):
                 self.brought[key] = cut_piece(self._convert(value, WHOLE), need.cuts, self.copy.exchanger.rank)
             else:
                 self.brought[key] = self.copy.make_sizes_whole(self._find_tensor(value), value.placement)
@@ -262,14 +261,15 @@ class Body:
             node = self.publications[id(value)]
             handle, piece = self._find_tensor(node.inputs[0]), self._find_tensor(value)
             operations_before = self._wait_for(node.controls)
-            publications.append(Publication(node.type, handle, piece, value.placement.cuts, operations_before))
+            cuts = cast(Piece, value.placement).cuts
+            publications.append(Publication(node.type, handle, piece, cuts, operations_before))
         with tf.control_dependencies(self.last):
             self.last = self.copy.exchanger.publish(publications)
         self.operations.update((id(self.publications[id(value)]), self.last) for value in values)
 
     def _find_shape(self, value: Value, placement: Placement) -> list[int | None] | None:
         """The known part of the shape that the tensor of a value has in this placement."""
-        if placement.is_piece:
+        if isinstance(placement, Piece):
             first, last = placement.cuts[self.copy.exchanger.rank :][:2]
             return [last - first]
         return value.find_shape(placement)
@@ -282,7 +282,7 @@ def _find_publications(program: Program) -> dict[int, Node]:
     """
     users: dict[int, list[Node | None]] = {}  # of each piece that is needed whole: assignments; None: another use
     for value, need, node in program.iterate_needs():
-        if value.placement.is_piece and needs_exchange(value.placement, need):
+        if isinstance(value.placement, Piece) and value.placement.needs_exchange(need):
             is_assigned = node is not None and node.type in ASSIGNS and node.inputs[1] is value
             users.setdefault(id(value), []).append(node if is_assigned else None)
     return {piece_id: nodes[0] for piece_id, nodes in users.items() if len(nodes) == 1 and nodes[0] is not None}

@@ -16,6 +16,7 @@ import numpy as np
 from matex_tf.lazy import tf
 from matex_tf.rewrite.graph_ops import evaluate_op, is_stateful, list_functions
 from matex_tf.rewrite.nodes import MAX_TRACKED, Node, Value
+from matex_tf.rewrite.placement import WHOLE, Replicated, Size
 from matex_tf.rewrite.subgraphs import FLOW
 
 _FOLDED = ("int32", "int64", "bool")
@@ -28,7 +29,7 @@ def find_constants(node: Node) -> None:
         node.outputs[0].constant = _read(node.definition.attr["value"].tensor.SerializeToString(deterministic=True))
     elif node.type == "Shape":
         shape = node.inputs[0].shape
-        if node.inputs[0].placement.is_replicated and shape is not None and None not in shape:
+        if isinstance(node.inputs[0].placement, Replicated) and shape is not None and None not in shape:
             node.outputs[0].constant = np.array(shape, node.outputs[0].dtype.as_numpy_dtype)
     elif _is_foldable(node):
         arrays = [value.constant for value in node.inputs if value.constant is not None]
@@ -36,13 +37,13 @@ def find_constants(node: Node) -> None:
             value.constant = constant
 
 
-def note_sizes(value: Value) -> None:
-    """For a value that holds sizes, such as a shape: make its constant of them, if all of them are fixed."""
-    numbers = [size.value for size in value.placement.sizes]
+def note_sizes(value: Value, sizes: Sequence[Size]) -> None:
+    """Make a value of sizes that are the same on all ranks `WHOLE`, with a constant if all of them are fixed."""
+    numbers = [size.value for size in sizes]
     shape = value.tensor.shape
     if None not in numbers and shape.rank in (0, 1) and value.constant is None:
         value.constant = np.array(numbers, value.dtype.as_numpy_dtype).reshape([-1] if shape.rank else [])
-    value.placement = value.placement._replace(sizes=())
+    value.placement = WHOLE
 
 
 def find_shapes(node: Node) -> list[list[int | None] | None]:

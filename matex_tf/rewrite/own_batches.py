@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from matex_tf.lazy import tf
 from matex_tf.rewrite.graph_ops import has_op
 from matex_tf.rewrite.nodes import Decision, Node
-from matex_tf.rewrite.placement import BATCH, REPLICATED, WHOLE, Placement
+from matex_tf.rewrite.placement import BATCH, WHOLE, FedHandle, Placement
 from matex_tf.rewrite.sharing import Request, Slice
 from matex_tf.rewrite.sources import SOURCES
 
@@ -89,7 +89,7 @@ class OwnFeed:
         return Decision([WHOLE] * len(node.inputs), [placement] * len(node.outputs))
 
 
-OWN = Placement(REPLICATED, feed=OwnFeed())
+OWN = FedHandle(OwnFeed())
 """The placement of an iterator over a rank's part of the data."""
 
 

@@ -6,9 +6,8 @@ a number of the rank's slice, and the ops that compute the script's n are left o
 
 from __future__ import annotations
 
-from matex_tf.rewrite.control import needs_exchange
 from matex_tf.rewrite.nodes import Node, Value
-from matex_tf.rewrite.placement import PARTIAL, PIECE, REPLICATED, SHARDED, SIZES, Placement
+from matex_tf.rewrite.placement import Partial, Piece, Placement, Replicated, Sharded, Sizes
 
 SAME, COUNTED, EXCHANGED, CONVERTED = "same", "counted", "exchanged", "converted"
 """The paths. The op gets:
@@ -24,21 +23,21 @@ def find_path(value: Value, need: Placement | None) -> str:
     """The path on which an op gets a value in the placement `need`; a need of None is the value's own placement."""
     placement = value.placement
     # Numbers that count rows, as the rank's own or as the script's.
-    if value.counts is not None and (need is None or need.kind in (SIZES, REPLICATED)):
+    if value.counts is not None and (need is None or isinstance(need, (Sizes, Replicated))):
         return COUNTED
     # The placement fits.
     if need is None or placement.has_layout(need):
         return SAME
-    # The script's numbers of rows, such as a constant shape; the op needs the rank's numbers.
-    if need.kind == SIZES and placement.kind == REPLICATED:
-        return COUNTED
-    # A sum is needed as a sum, or the rank's sizes as they are.
-    if need.kind == placement.kind and need.kind in (PARTIAL, SIZES):
+    # The op needs the rank's numbers of rows. The value has them, or has the script's, such as a constant shape.
+    if isinstance(need, Sizes) and isinstance(placement, (Sizes, Replicated)):
+        return COUNTED if isinstance(placement, Replicated) else SAME
+    # A sum is needed as a sum.
+    if isinstance(need, Partial) and isinstance(placement, Partial):
         return SAME
     # Ops make a term of a sum, rows or a piece of the whole value; or the script's sizes of a rank's sizes.
-    if need.kind in (PARTIAL, SHARDED, PIECE) or placement.kind == SIZES:
+    if isinstance(need, (Partial, Sharded, Piece)) or isinstance(placement, Sizes):
         return CONVERTED
-    return EXCHANGED if needs_exchange(placement, need) else SAME
+    return EXCHANGED if placement.needs_exchange(need) else SAME
 
 
 def uses_tensor(value: Value, need: Placement | None) -> bool:

@@ -19,7 +19,19 @@ from matex_tf.rewrite.graph_ops import find_definition, has_op, is_stateful
 from matex_tf.rewrite.labels import get_labels
 from matex_tf.rewrite.nodes import USUAL_SIZE, Decision, Expansion, Node, NoRuleError, StandIn, Value, has_same_outputs
 from matex_tf.rewrite.pauses import pause_collection
-from matex_tf.rewrite.placement import ANY, HALF, LIST, PARTIAL, REPLICATED, WHOLE, Placement, list_of
+from matex_tf.rewrite.placement import (
+    HALF,
+    WHOLE,
+    FedHandle,
+    ItemList,
+    Partial,
+    Piece,
+    PieceHandle,
+    Placement,
+    Replicated,
+    Sharded,
+    Sizes,
+)
 from matex_tf.rewrite.programs import Program, drop_unneeded
 from matex_tf.rewrite.rules import RULES
 from matex_tf.rewrite.rules.randoms import draw_once, has_no_seed
@@ -222,8 +234,8 @@ class Reader:
         if not self.in_session:  # a rank repeats a row for its own rows only, see `spreading`
             nodes += spread_rows(node, self._decide)
         for value in node.outputs:
-            if value.placement.sizes and value.placement.is_replicated:
-                note_sizes(value)
+            if isinstance(value.placement, Sizes) and not value.placement.counts_rows:
+                note_sizes(value, value.placement.sizes)
         if not decision.shapes and any(value.has_more_shape for value in inputs):
             node.set_shapes(find_shapes(node))
         for value in node.outputs:
@@ -247,7 +259,7 @@ class Reader:
 
     def _convert_sum(self, nodes: list[Node], value: Value) -> Value:
         """The value that later ops take: the converted sum, if `value` is a sum that is converted where it arises."""
-        if value.placement.kind != PARTIAL:
+        if not isinstance(value.placement, Partial):
             return value
         is_rounded = value.dtype.name in HALF and not self.loops  # see `HALF`
         need = self.converted.get(value.key, WHOLE if is_rounded else None)
@@ -265,7 +277,7 @@ class Reader:
 
         Otherwise the copy calls the functions as they are.
         """
-        if _has_parts(inputs) or any(value.placement.feed or value.placement.is_piece_handle for value in inputs):
+        if _has_parts(inputs) or any(isinstance(value.placement, (FedHandle, PieceHandle)) for value in inputs):
             return True
         return self.takes_batches and not self._have_batch[-1] and has_op(op, SOURCES)
 
@@ -274,20 +286,21 @@ class Reader:
         bodies of a branch or loop, pieces of variables, compilation, the rule of the op's type; else whole inputs.
         """
         special_placements = [value.placement for value in node.inputs if value.placement is not WHOLE]
-        # The placement of an input with a feed: an iterator, dataset or optional of batches that ranks share (`feeds`).
-        feed_placement = next((placement for placement in special_placements if placement.feed is not None), None)
+        # An input with a feed: an iterator, dataset or optional of batches that ranks share (`feeds`).
+        fed_handle = next((placement for placement in special_placements if isinstance(placement, FedHandle)), None)
         if node.type in SOURCES:
             is_sliced = self.takes_batches and not self._have_batch[-1]
-            if feed_placement or (is_sliced and all(placement.is_replicated for placement in special_placements)):
-                return self._decide_on_source(node, feed_placement, is_sliced)
-        if feed_placement and node.type == "OptionalHasValue":
-            return feed_placement.feed.place_end_check(node)
+            has_whole_inputs = all(isinstance(placement, Replicated) for placement in special_placements)
+            if fed_handle or (is_sliced and has_whole_inputs):
+                return self._decide_on_source(node, fed_handle, is_sliced)
+        if fed_handle and node.type == "OptionalHasValue":
+            return fed_handle.feed.place_end_check(node)
         if node.type in ALIASES:
             return Decision([None] * len(node.inputs), node.placements)
         try:  # the rules, each of which may raise NoRuleError
             if node.type in control.FLOW and self.reads_functions(node.op, node.inputs):
                 return control.FLOW[node.type](self, node)
-            if any(placement.is_piece_handle or placement.is_piece for placement in special_placements):
+            if any(isinstance(placement, (PieceHandle, Piece)) for placement in special_placements):
                 return pieces.place(node)
             # A session cannot run collectives in a compiled function. There each rank calls the function with all rows.
             if special_placements and not self.in_session and compiled.is_compiled(node.op) and _has_parts(node.inputs):
@@ -298,23 +311,23 @@ class Reader:
             node.bodies = []  # a rule that failed may have set them
         # No rule applies: the op takes whole inputs.
         for placement in special_placements:
-            if placement.is_piece_handle:
+            if isinstance(placement, PieceHandle):
                 self.refused.setdefault(placement.variable, node.op)
-        if feed_placement:
-            return feed_placement.feed.place_other(node, feed_placement)
+        if fed_handle:
+            return fed_handle.feed.place_other(node, fed_handle)
         # All ranks use the random numbers of one rank. They travel as a sum, and there are no sums of strings.
         is_drawn = has_no_seed(node.op) and not any(value.dtype.name == "string" for value in node.outputs)
         return draw_once(node) if is_drawn else decide_without_rule(node)
 
-    def _decide_on_source(self, node: Node, feed_placement: Placement | None, is_sliced: bool) -> Decision:
+    def _decide_on_source(self, node: Node, fed_handle: FedHandle | None, is_sliced: bool) -> Decision:
         """Decide on an op that returns a batch.
 
-        feed_placement: the placement of the op's input, if this placement has a feed.
+        fed_handle: the placement of the op's input, if this placement has a feed.
         is_sliced: this is the batch that the ranks divide in the program; any other batch has the rows of all ranks.
         """
-        decision = feed_placement.feed.place_batch(node, is_sliced) if feed_placement else place_batch(node)
+        decision = fed_handle.feed.place_batch(node, is_sliced) if fed_handle else place_batch(node)
         if is_sliced:
-            self._have_batch[-1] = any(placement.is_sharded for placement in decision.gives)
+            self._have_batch[-1] = any(isinstance(placement, Sharded) for placement in decision.gives)
             for value, placement in zip(node.outputs, decision.gives):
                 value.placement = placement
             self.batch_rows = count_rows(node.outputs)
@@ -339,11 +352,7 @@ def _has_old_inputs(nodes: Sequence[Node], values: dict[int, Value]) -> bool:
 
 def _has_parts(inputs: Iterable[Value]) -> bool:
     """Whether a rank has only a part of an input, such as its rows, so that a function with these inputs is copied."""
-    return any(
-        value.placement.kind not in (REPLICATED, ANY)
-        and not (value.placement.kind == LIST and (value.placement.item or WHOLE).is_replicated)
-        for value in inputs
-    )
+    return any(value.placement.has_parts for value in inputs)
 
 
 def _wrap_whole(nodes: list[Node], outputs: Iterable[Value]) -> None:
@@ -355,7 +364,7 @@ def _wrap_whole(nodes: list[Node], outputs: Iterable[Value]) -> None:
     for value in outputs:
         node = value.node
         if node is not None and node.type == "OptionalFromValue" and all(value not in user.inputs for user in nodes):
-            value.placement = list_of(WHOLE)
+            value.placement = ItemList(WHOLE)
             node.decision = Decision([WHOLE] * len(node.inputs), [value.placement])
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from matex_tf.lazy import tf
 from matex_tf.rewrite.graph_ops import find_definition
 from matex_tf.rewrite.nodes import Decision, Node, require, require_known
-from matex_tf.rewrite.placement import SIZES, SUM, Placement, Rows, Size, make_sizes
+from matex_tf.rewrite.placement import SUM, Placement, Rows, Sharded, Size, Sizes
 from matex_tf.rewrite.rules.registry import register_rule
 from matex_tf.rewrite.rules.sizes import find_rows
 
@@ -102,14 +102,14 @@ def _read_shape(node: Node) -> Placement:
     constant = node.inputs[0].constant
     if constant is None or not node.batch_rows or constant.ravel()[:1].tolist() != [node.batch_rows]:
         return node.get_placement(0)
-    return make_sizes([Size(Rows()), *(Size(None, int(size)) for size in constant[1:])])
+    return Sizes((Size(Rows()), *(Size(None, int(size)) for size in constant[1:])))
 
 
-def _place_numbers(shape: Placement) -> Placement | None:
+def _place_numbers(shape: Placement) -> Sharded | None:
     """The placement of numbers of this shape; None if they have no rows.
 
     Raises NoRuleError if the number of entries of a row is unknown.
     """
-    placement = find_rows(shape.sizes) if shape.kind == SIZES else None
+    placement = find_rows(shape.sizes) if isinstance(shape, Sizes) else None
     require(placement is None or placement.rows.unit is not None)
     return placement
