@@ -149,7 +149,7 @@ class StepPieces:
     def refuse(self, refused: dict[int, Any], place: str) -> None:
         """Keep whole, for good, the variables that ops take whole. Collective.
 
-        refused: these ops, by the indices of the variables (`Placement.variable`).
+        refused: these ops, by the indices of the variables (`PieceHandle.variable`).
         place: names the step in messages.
         """
         for index in sorted(refused):

@@ -1,11 +1,7 @@
 """Rules for ops that join, split and move tensors along their axes.
 
-A rule returns the `Decision` of an op: the placements that it needs for its inputs, and those of its outputs. If a
-`require` fails, the op takes whole tensors, as without a rule. `moves` gives the inputs of which an op only moves the
-entries, `linear` the inputs in which it is linear (`register_rule`).
-
-Two batches of n rows, concatenated along the rows, have 2n entries in two blocks (`placement.Rows`). A rank has its
-rows of each block, so rank 0 of 2 does not have the first half of the result.
+Two batches of n rows, concatenated along the rows, have 2n entries in two blocks. A rank has its rows of each block, so
+rank 0 of 2 does not have the first half of the result.
 """
 
 from __future__ import annotations

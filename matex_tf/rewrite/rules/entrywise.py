@@ -1,12 +1,7 @@
 """Rules for elementwise ops, with broadcasting: if an input has rows, the result has these rows.
 
-A rule decides for one op (`node`) which placements its inputs need (None: unchanged), and which its outputs have. If it
-raises an error, as `require` does, the op takes complete inputs, except for partial sums in the inputs that `linear`
-names (`registry.decide_without_rule`).
-
 Elementwise ops also compute sizes of tensors. A result that counts rows must be known as such: n * 3 has 3 entries for
-each of the n rows. A `placement.Size` is one number: `Size(rows)` is the length of an axis with these rows. Of numbers
-that are equal on all ranks, `Size(None, 3)` is the number 3, and `Size()` an unknown one.
+each of the n rows (`placement.Size`).
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """Rules for TensorLists, which TensorArrays and the backward passes of loops use, and for optionals.
 
-All items of a list have one placement, `Placement.item`. An optional is placed like a list of one item. A rank's list
+All items of a list have one placement, `ItemList.item`. An optional is placed like a list of one item. A rank's list
 has as many items as the script's; an item with rows has the rank's rows.
-
-`node.decide` takes the placements that the first inputs need (None: as it is; further inputs become whole), and then
-the placements of the outputs.
 """
 
 from __future__ import annotations
@@ -42,7 +39,7 @@ def _read_item(node: Node) -> Placement | None:
 
 @register_rule("EmptyTensorList TensorListReserve")
 def make(node: Node) -> Decision:
-    """A list without items: `Placement.item` is None until an op puts an item in."""
+    """A list without items: `ItemList.item` is None until an op puts an item in."""
     sizes, rows = node.inputs[0].constant, node.batch_rows or 1
     count_name = "max_num_elements" if node.type == "EmptyTensorList" else "num_elements"
 

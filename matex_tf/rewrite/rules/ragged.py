@@ -2,10 +2,6 @@
 
 Entries of ragged rows come with the numbers of their rows, a tensor whose placement has `index_rows`. A rule converts
 these numbers between the script's tensor and a rank's: if rank 1 has texts 3 and 4, its text 0 is the script's text 3.
-
-The functions `emit` create the ops of a rank. Their argument `copy` (`emit.Copy`) knows the rank's slice of the batch:
-with `count` rows of the rank, `copy.find_first(count)` is the number of the first of them in the script's tensor, and
-`copy.find_total(count)` is the number of rows in the script's tensor.
 """
 
 from __future__ import annotations

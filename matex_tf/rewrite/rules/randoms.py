@@ -2,9 +2,6 @@
 
 Ops that draw by a counter start at the counter of the rank's first row. Other ops with a seed draw for all rows on each
 rank, and the rank takes its rows. Ops without a seed draw for the rank's rows: the script may get any numbers, too.
-
-`node.decide([shape], placement)`: input 0 needs `shape`, further inputs become whole, the output has `placement`. The
-functions `emit` create the ops of a rank. Their argument `copy` (`emit.Copy`) knows the rank's slice of the batch.
 """
 
 from __future__ import annotations

@@ -2,12 +2,6 @@
 
 With 2 ranks and 5 rows, `tf.reduce_sum(x, 0)` is the sum of rows 0-2 on rank 0, and the sum of rows 3-4 on rank 1. A
 reduction along other axes computes each row by itself, and keeps the rows.
-
-A rule decides for one op (`node`) which placements its inputs need (None: unchanged), and which its outputs have
-(`shapes`: the known sizes of the outputs). Or it returns an `Expansion`: the op is replaced by the ops that a function
-creates, and each of these gets its placement by its own rule. If a rule raises an error, as `require` does, the op
-takes complete inputs. `linear` is the index of an input in which an op is linear: where the rule does not apply, a
-partial sum as this input gives a partial sum (`registry`).
 """
 
 from __future__ import annotations

@@ -1,13 +1,4 @@
-"""The table of rules, by op type. A rule maps the placements of an op's inputs to a `Decision`.
-
-The decision has for each input the placement that the op needs (`needs`; None: as it is), and for each output the
-placement that results (`gives`). A rule need only handle inputs with rows. For other inputs it may raise NoRuleError.
-The op then takes whole tensors, as an op without a rule does (`decide_without_rule`). Partial sums are an exception: an
-op that is linear in an input takes a partial sum as this input unchanged, and its result is a partial sum, too. An
-example is the multiplication by a whole tensor.
-
-*Sizes* are the numbers of a vector of the placement `Sizes`, such as the shape [n, 3] of a batch of n rows.
-"""
+"""The table of rules, by op type, and what is common to them: the decision without a rule, and the moves of sizes."""
 
 from __future__ import annotations
 

@@ -2,10 +2,6 @@
 
 Indices may be numbers of rows of the script's batch. If rank 1 has rows 3 and 4, its row 0 is the script's row 3: a
 rule adds or subtracts the index of the rank's first row.
-
-A rule returns a `Decision`: the placements to which the inputs are brought (None: unchanged), and the placements of the
-outputs. If a `require` fails, there is no rule for the op: it gets whole inputs. The functions `emit` create the ops of
-a rank. Their argument `copy` (`emit.Copy`) knows the rank's slice of the batch.
 """
 
 from __future__ import annotations

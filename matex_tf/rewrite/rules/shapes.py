@@ -2,10 +2,6 @@
 
 If the script makes zeros of the shape [n, 3] for a batch of n rows, a rank makes zeros for its rows. If the script
 reshapes a batch of 64 rows of 3x5 to [64, 15], a rank with 32 rows reshapes its slice to [32, 15].
-
-`node.decide` takes the placements that the first inputs need (None: as it is; further inputs become whole), and then
-the placement of the output. `moves=0`: the op only moves the entries of its input 0. So `registry` moves an input of
-sizes, and keeps a partial sum where the rule does not apply.
 """
 
 from __future__ import annotations

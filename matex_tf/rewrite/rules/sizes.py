@@ -1,12 +1,7 @@
 """Rules for sizes of tensors, as `tf.shape` gives them, and for their use in gradients.
 
-With a batch of 5 rows, `tf.shape(batch)[0]` is 5 in the script, and 3 on a rank with 3 rows. So `propagate` notes for
-each number whether it counts rows, and how many entries there are for each row (`placement.Size`). A vector with such
-a number has the placement `Sizes`: each rank has its own number, and an op that needs the script's number gets this one.
-
-`Size(rows)` counts the entries of an axis with the rows `placement.Rows`: its `blocks` are one batch, or several that
-were concatenated, and its `unit` is the number of entries for each row. `Size(None, n)` is the number n on all ranks.
-`require` ends a rule whose condition does not hold; the op then gets whole inputs.
+With a batch of 5 rows, `tf.shape(batch)[0]` is 5 in the script, and 3 on a rank with 3 rows. So a `placement.Size`
+notes for each number whether it counts rows, and how many entries there are for each row.
 """
 
 from __future__ import annotations
@@ -91,7 +86,7 @@ def find_need(node: Node, index: int, sizes: tuple[Size, ...]) -> Placement | No
 
 @register_rule("BroadcastGradientArgs")
 def find_broadcast_axes(node: Node) -> Decision:
-    """The axes over which gradients of a broadcast are summed: `Placement.axes` tells which axes an output names.
+    """The axes over which gradients of a broadcast are summed: `NamedAxes` tells which axes an output names.
 
     TensorFlow names the axes of size 1 and the missing axes of the shorter shape. If both shapes are equal, it names
     none. The rule applies this to the script's shapes, because a slice may have one row where the batch has several.

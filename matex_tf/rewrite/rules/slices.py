@@ -1,14 +1,8 @@
 """Rules for slices such as `x[a:b]`: a slice may take all rows, or blocks of them, but no part of a block.
 
-A tensor of two concatenated batches has two blocks (`placement.Rows`). `x[:n]`, with n rows in a batch, is then the
-first block, of which each rank has its rows. Begin and end may count rows, as in `rules.sizes`: n is 5 in the script,
-and 3 on a rank with 3 rows. `x[:10]` takes rows that some ranks do not have, so no rule applies.
-
-`node.decide(needs, result)` says which placements the inputs need (None: unchanged), and which the result has. If a
-function raises an error, as `require` does, no rule applies, and the op takes complete inputs.
-
-The functions are for inputs with rows. `moves=0` and `linear=4` name the input that slices only move, and the gradient
-in which their backward op is linear: `registry` has the rules for partial sums and sizes there.
+Of two concatenated batches of n rows, `x[:n]` is the first block, of which each rank has its rows. Begin and end may
+count rows: n is 5 in the script, and 3 on a rank with 3 rows. `x[:10]` takes rows that some ranks do not have, so no
+rule applies.
 """
 
 from __future__ import annotations
