@@ -42,7 +42,7 @@ class _FlatReader(Reader):
         """Whether the functions that `op` calls are read."""
         return op.type in CALLS
 
-    def _decide(self, node: Node) -> Decision:
+    def decide(self, node: Node) -> Decision:
         return node.decide_whole()
 
 

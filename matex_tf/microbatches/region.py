@@ -112,7 +112,7 @@ def _pass_input(body: Body, part_copy: Any, value: Value, need: Placement | None
     """
     placement = value.placement
     if need is not None:
-        body.brought[id(value), WHOLE] = tensor
+        body.tensors.brought[id(value), WHOLE] = tensor
         return
     if isinstance(placement, Sharded):
         tensor = part_copy.slice_rows(tensor, placement)
@@ -126,4 +126,4 @@ def _pass_input(body: Body, part_copy: Any, value: Value, need: Placement | None
             part_slice.first, count=part_slice.total, total=part_slice.count, contributes=True, keeps=True
         )
         tensor = inverse.make_sizes_whole(tensor, placement)
-    body.tensors[id(value)] = tensor
+    body.tensors.own[id(value)] = tensor

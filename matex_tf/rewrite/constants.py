@@ -1,7 +1,7 @@
 """Constant folding: finds values that are fixed before the graph runs, such as the axes and shapes that rules need.
 
 An op that makes a few integers or booleans of known values is run while the graph is read (`evaluate`); a few are up to
-`MAX_TRACKED`. A `Node` is an op of the script's graph, a `Value` one of its tensors.
+`MAX_TRACKED`.
 """
 
 from __future__ import annotations

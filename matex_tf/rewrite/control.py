@@ -5,10 +5,7 @@ branch op must have one placement, whichever branch runs. A loop variable must h
 turn. For example, if one branch returns a partial sum and the other a constant, the output is a partial sum: rank 0
 keeps the constant, the other ranks have 0.
 
-In the functions here `reader`, a `propagate.Reader`, reads a body: it finds the placements of the body's tensors. The
-placements in which a body must return its outputs are its `gives`. The result of a rule is a `Decision`: the placements
-that an op needs of its inputs (None: any) and gives its outputs, and `emit`, which creates the op in the step's copy.
-After a `NoRuleError` the op takes whole tensors.
+`reader`, a `propagate.Reader`, reads a body. The placements in which a body must return its outputs are its `gives`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Builds the copy of a step: its ops on this rank's rows, with collectives between them.
 
-A program is the ops of one graph, with the placements of their tensors. A step has a program for its graph, and one for
-each branch and loop body. `Copy.build` makes the ops of one program (`bodies.Body`). Where a rule replaces an op, the
-rule's `emit` function gets the `Copy`, which has this rank's slice.
+A step has a program for its graph, and one for each branch and loop body. `Copy.build` makes the ops of one program.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Feeds: how a step that loops over a dataset gets this rank's rows of each batch, rather than the whole batch.
 
 The graph of such a step has an op that returns a whole batch of the dataset, such as `IteratorGetNext`. The feed of the
-dataset replaces the op by ops that return the rank's rows. A *handle*, a tensor that stands for the dataset, for an
-iterator over it or for an optional batch of it, has the feed in its placement (`FedHandle`). `propagate` asks the feed
-for the `Decision` on each op (a `Node`) that has a handle among its inputs: the placements that the op needs, the
-placements of its outputs, and a function `emit` that creates ops in its place.
+dataset replaces the op by ops that return the rank's rows. Each handle of the dataset has the feed in its placement
+(`FedHandle`), and the feed decides on each op that takes such a handle.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
 """How a value of a step is made whole, or summed, from the tensors that ranks have: requests for collectives, and the
 tensor made of their results.
 
-`bodies.Body` prepares all exchanges of a wave (a group that travels together, see `waves`), gives all their requests to
-the `sharing.Exchanger`, which runs the collectives, and finishes each exchange.
-
 Ranks gather along the first axis. So a tensor that is sharded along axis 2 is gathered with this axis in front, and a
 tensor of two blocks (`placement.Rows`) block by block: all rows of block 0 come before the rows of block 1. A request
 is `owned` if it is about pieces of variables, of which each rank has one: ranks without rows contribute, too.

@@ -1,9 +1,8 @@
 """Finds, for each sum over the ranks, the gradient to which it belongs.
 
-The script's gradients have labels, which name their variables (`steps.gradients`). But the copy, the graph that the
-ranks run, may add up other tensors over the ranks than these. For a gradient `g = a + b`, it may add up `a` and `b`:
-both sums get the label of `g`. If the script scales `g`, the copy may add up the scaled tensor: this sum gets the label
-of `g`, too.
+The script's gradients have labels, which name their variables (`steps.gradients`). But the copy may add up other
+tensors over the ranks than these. For a gradient `g = a + b`, it may add up `a` and `b`: both sums get the label of
+`g`. If the script scales `g`, the copy may add up the scaled tensor: this sum gets the label of `g`, too.
 """
 
 from __future__ import annotations

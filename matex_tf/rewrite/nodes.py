@@ -1,10 +1,6 @@
 """Nodes and values: the ops and tensors of the script's graph, with called functions inlined, and the facts about them.
 
-`propagate` makes a `Node` of each op. The rule for the op's type reads the facts about the node's inputs, with the
-helper methods of `Node`, and returns a `Decision`: the placements that the op needs, and the placements of its outputs.
-
-A *reading* is one pass over the graph. `propagate` may read a graph several times, for example the body of a loop. The
-*copy* is the graph that ranks run in place of the script's (`emit`).
+The rule for an op's type reads these facts with the methods of `Node`, and returns a `Decision` or an `Expansion`.
 """
 
 from __future__ import annotations

@@ -49,8 +49,6 @@ def takes_rows(node: Node) -> bool:
 class OwnFeed:
     """The `feeds.Feed` of own batches: it decides on the ops whose input is an iterator over a rank's own data.
 
-    A `Decision` has the placements of an op's inputs and outputs, and `emit`, which creates the ops in the copy. WHOLE:
-    every rank has the complete tensor. BATCH: each rank has its rows.
     """
 
     def place_batch(self, node: Node, is_sliced: bool) -> Decision:

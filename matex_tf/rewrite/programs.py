@@ -1,7 +1,4 @@
-"""A program: the ops of a graph, with the placements of their tensors.
-
-`propagate` reads a program from the script's graph, and `bodies` creates its ops in the copy that the ranks run.
-"""
+"""A program: the ops of a graph, with the placements of their tensors."""
 
 from __future__ import annotations
 

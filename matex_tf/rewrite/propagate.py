@@ -12,36 +12,19 @@ from collections.abc import Container, Iterable, Sequence
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
-from matex_tf.rewrite import compiled, control, pieces
+from matex_tf.rewrite import compiled, pieces
 from matex_tf.rewrite.constants import find_constants, find_shapes, note_sizes
+from matex_tf.rewrite.deciding import ALIASES, Decider
 from matex_tf.rewrite.functions import OpRecord, find_callee, list_ops, trace_expansion
-from matex_tf.rewrite.graph_ops import find_definition, has_op, is_stateful
+from matex_tf.rewrite.graph_ops import find_definition, is_stateful
 from matex_tf.rewrite.labels import get_labels
-from matex_tf.rewrite.nodes import USUAL_SIZE, Decision, Expansion, Node, NoRuleError, StandIn, Value, has_same_outputs
+from matex_tf.rewrite.nodes import USUAL_SIZE, Decision, Expansion, Node, StandIn, Value, has_same_outputs
 from matex_tf.rewrite.pauses import pause_collection
-from matex_tf.rewrite.placement import (
-    HALF,
-    WHOLE,
-    FedHandle,
-    ItemList,
-    Partial,
-    Piece,
-    PieceHandle,
-    Placement,
-    Replicated,
-    Sharded,
-    Sizes,
-)
+from matex_tf.rewrite.placement import HALF, WHOLE, ItemList, Partial, Placement, Sizes
 from matex_tf.rewrite.programs import Program, drop_unneeded
-from matex_tf.rewrite.rules import RULES
-from matex_tf.rewrite.rules.randoms import draw_once, has_no_seed
-from matex_tf.rewrite.rules.registry import decide_without_rule
-from matex_tf.rewrite.sources import SOURCES, count_rows, is_batch, place_batch, put_first
+from matex_tf.rewrite.sources import is_batch, put_first
 from matex_tf.rewrite.spreading import spread_rows
 from matex_tf.rewrite.whole_sums import CONVERTED_SUM, find_needed_sums
-
-ALIASES = frozenset(("Identity", "IdentityN", "StopGradient", "PreventGradient", "Snapshot"))
-"""Ops whose outputs are their inputs. The copy of a graph leaves them out."""
 
 
 class _OpReading(NamedTuple):
@@ -62,21 +45,13 @@ class _OpReading(NamedTuple):
     ends: list[Node]
 
 
-class Reader:
+class Reader(Decider):
     """Reads graphs into programs. A further reading repeats only what has changed.
 
-    takes_batches: an op inside may return the batch (`sources`). If no input of a program has rows, the first such op
-        returns the batch that the ranks divide; any further op returns whole tensors.
     rows: the number of rows of the batch in cost estimates; it changes no result.
-    in_session: the graph is a part of a session's graph (`subgraphs`), whose ops may run in any order. Otherwise it is
-        the function of a call in eager code.
     reused: of a session's graph, the ops whose outputs the copy takes from the script's graph.
     converted: the placements to which partial sums are converted where they arise, by the keys of the sums.
-    refused: an op that takes a variable whole which ranks would hold in pieces, by the number of the variable.
-    loops: the number of loops around the op that is being read.
-    batch_rows: the number of rows of the batch of the program that is being read, if it is fixed.
 
-    _have_batch: for each program that is being read, the outermost first, whether it has a batch so far.
     _inputs: the values of programs' inputs, by their keys.
     _readings: the last reading of each op, by its key: the names of the calling ops, the outermost first, and its own.
     _ops: for each graph that was read, by its id: the graph, its effects (`_list_effects`) and its ops in order.
@@ -84,12 +59,9 @@ class Reader:
 
     def __init__(self, takes_batches: bool = True, rows: int = USUAL_SIZE, reused: Container[Any] | None = None):
         """reused: None if the graph is not of a session."""
-        self.takes_batches, self.rows, self.loops = takes_batches, rows, 0
-        self.in_session, self.reused = reused is not None, reused or ()
-        self.batch_rows: int | None = None
+        super().__init__(takes_batches, in_session=reused is not None)
+        self.rows, self.reused = rows, reused or ()
         self.converted: dict[tuple[Any, ...], Placement] = {}
-        self.refused: dict[int, Any] = {}
-        self._have_batch: list[bool] = []
         self._inputs: dict[tuple[Any, ...], Value] = {}
         self._readings: dict[tuple[Any, ...], _OpReading] = {}
         self._ops: dict[int, tuple[Any, list[Any], list[OpRecord]]] = {}
@@ -109,21 +81,10 @@ class Reader:
             for (tensor, placement), constant in zip_longest(zip(graph.inputs, placements, strict=True), constants)
         ]
         nodes: list[Node] = []
-        # A program has a batch if one of its inputs has rows, or if the program around it has one. Otherwise one of its
-        # ops may take the batch (`takes_batch`).
-        is_outermost, outer_rows = not self._have_batch, self.batch_rows
-        has_batch = _has_parts(inputs) or (not is_outermost and self._have_batch[-1])
-        if has_batch and is_outermost:
-            self.batch_rows = count_rows(inputs)
-        self._have_batch.append(has_batch)
-        self.loops += repeats
-        try:
+        is_outermost = not self.have_batch
+        with self.enter(inputs, repeats) as had_batch:
             outputs, effects = self._read_into(nodes, graph, inputs, key, [])
-            takes_batch = not has_batch and self._have_batch[-1]
-        finally:
-            self.loops -= repeats
-            self._have_batch.pop()
-            self.batch_rows = outer_rows
+            takes_batch = self.have_batch[-1] and not had_batch
         if takes_batch or is_outermost:
             _wrap_whole(nodes, outputs)
         # The op that takes the batch is needed even if only its number of rows is used, which no op makes (`counts`).
@@ -186,8 +147,8 @@ class Reader:
             and last_reading[:3] == (record.op, inputs, controls)  # what the op depends on
             and not _has_old_inputs(last_reading.nodes, values)
         ):
-            for node in filter(is_batch, last_reading.nodes):  # as `_decide_on_source` has set for this op
-                self._have_batch[-1], self.batch_rows = True, count_rows(node.outputs)
+            for node in filter(is_batch, last_reading.nodes):
+                self.note_batch(node.outputs)
             self._readings[key] = last_reading
             return last_reading
         nodes, last_nodes = list[Node](), last_reading.nodes if last_reading else ()
@@ -226,13 +187,13 @@ class Reader:
         node.is_reused = op in self.reused
         # An op that is reused takes the script's own tensors, whatever the placements of the inputs are.
         reused_decision = Decision([None] * len(inputs), [WHOLE] * len(node.outputs))
-        decision = reused_decision if node.is_reused else self._decide(node)
+        decision = reused_decision if node.is_reused else self.decide(node)
         if isinstance(decision, Expansion):
             outputs, _ = self._read_into(nodes, trace_expansion(decision, inputs), inputs, key, controls)
             return outputs, [value.node for value in outputs if value.node is not None]
         node.decide_on(decision)
         if not self.in_session:  # a rank repeats a row for its own rows only, see `spreading`
-            nodes += spread_rows(node, self._decide)
+            nodes += spread_rows(node, self.decide)
         for value in node.outputs:
             if isinstance(value.placement, Sizes) and not value.placement.counts_rows:
                 note_sizes(value, value.placement.sizes)
@@ -272,67 +233,6 @@ class Reader:
         nodes.append(node)
         return node.outputs[0]
 
-    def reads_functions(self, op: Any, inputs: Iterable[Value]) -> bool:
-        """Whether the functions that `op` calls must be read: an input is not whole, or they may take the batch.
-
-        Otherwise the copy calls the functions as they are.
-        """
-        if _has_parts(inputs) or any(isinstance(value.placement, (FedHandle, PieceHandle)) for value in inputs):
-            return True
-        return self.takes_batches and not self._have_batch[-1] and has_op(op, SOURCES)
-
-    def _decide(self, node: Node) -> Decision | Expansion:
-        """The placements that an op needs and gives, by the first of these that applies: the feed of an input, the
-        bodies of a branch or loop, pieces of variables, compilation, the rule of the op's type; else whole inputs.
-        """
-        special_placements = [value.placement for value in node.inputs if value.placement is not WHOLE]
-        # An input with a feed: an iterator, dataset or optional of batches that ranks share (`feeds`).
-        fed_handle = next((placement for placement in special_placements if isinstance(placement, FedHandle)), None)
-        if node.type in SOURCES:
-            is_sliced = self.takes_batches and not self._have_batch[-1]
-            has_whole_inputs = all(isinstance(placement, Replicated) for placement in special_placements)
-            if fed_handle or (is_sliced and has_whole_inputs):
-                return self._decide_on_source(node, fed_handle, is_sliced)
-        if fed_handle and node.type == "OptionalHasValue":
-            return fed_handle.feed.place_end_check(node)
-        if node.type in ALIASES:
-            return Decision([None] * len(node.inputs), node.placements)
-        try:  # the rules, each of which may raise NoRuleError
-            if node.type in control.FLOW and self.reads_functions(node.op, node.inputs):
-                return control.FLOW[node.type](self, node)
-            if any(isinstance(placement, (PieceHandle, Piece)) for placement in special_placements):
-                return pieces.place(node)
-            # A session cannot run collectives in a compiled function. There each rank calls the function with all rows.
-            if special_placements and not self.in_session and compiled.is_compiled(node.op) and _has_parts(node.inputs):
-                return compiled.place_call(self, node)
-            if node.type in RULES:
-                return RULES[node.type](node)
-        except NoRuleError:
-            node.bodies = []  # a rule that failed may have set them
-        # No rule applies: the op takes whole inputs.
-        for placement in special_placements:
-            if isinstance(placement, PieceHandle):
-                self.refused.setdefault(placement.variable, node.op)
-        if fed_handle:
-            return fed_handle.feed.place_other(node, fed_handle)
-        # All ranks use the random numbers of one rank. They travel as a sum, and there are no sums of strings.
-        is_drawn = has_no_seed(node.op) and not any(value.dtype.name == "string" for value in node.outputs)
-        return draw_once(node) if is_drawn else decide_without_rule(node)
-
-    def _decide_on_source(self, node: Node, fed_handle: FedHandle | None, is_sliced: bool) -> Decision:
-        """Decide on an op that returns a batch.
-
-        fed_handle: the placement of the op's input, if this placement has a feed.
-        is_sliced: this is the batch that the ranks divide in the program; any other batch has the rows of all ranks.
-        """
-        decision = fed_handle.feed.place_batch(node, is_sliced) if fed_handle else place_batch(node)
-        if is_sliced:
-            self._have_batch[-1] = any(isinstance(placement, Sharded) for placement in decision.gives)
-            for value, placement in zip(node.outputs, decision.gives):
-                value.placement = placement
-            self.batch_rows = count_rows(node.outputs)
-        return decision
-
 
 def _has_old_inputs(nodes: Sequence[Node], values: dict[int, Value]) -> bool:
     """Whether nodes that were added before an op's own node take values that a later reading has replaced.
@@ -348,11 +248,6 @@ def _has_old_inputs(nodes: Sequence[Node], values: dict[int, Value]) -> bool:
     own_value_ids = {id(value) for node in added_nodes for value in node.outputs}
     inputs = (value for node in added_nodes for value in node.inputs if id(value) not in own_value_ids)
     return any(values.get(id(value.tensor)) is not value for value in inputs)
-
-
-def _has_parts(inputs: Iterable[Value]) -> bool:
-    """Whether a rank has only a part of an input, such as its rows, so that a function with these inputs is copied."""
-    return any(value.placement.has_parts for value in inputs)
 
 
 def _wrap_whole(nodes: list[Node], outputs: Iterable[Value]) -> None:

@@ -3,9 +3,6 @@
 For example, the gradient of the mean of n losses is a vector of n equal numbers. Without `spread_rows`, a rank would
 make n numbers, and slice them. If the repeated row is a partial sum, the n repeated rows would even be all-reduced, not
 the one row.
-
-A node is an op with its decision: the placements that its inputs need, and that its outputs have. `propagate`, which
-decides on one op after the other, calls `spread_rows` for each node, except in the graph of a session.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def has_no_seed(op: Any) -> bool:
     return _has_seeds(op.type) and not (op.get_attr("seed") or op.get_attr("seed2"))
 
 
-def has_sequence(op: Any) -> bool:
+def is_seeded(op: Any) -> bool:
     """Whether the op takes its numbers from a sequence that its seed starts, each run after the numbers of the last."""
     return _has_seeds(op.type) and not has_no_seed(op)
 
