@@ -24,7 +24,7 @@ import itertools
 from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from matex_tf.rewrite import paths, waves
+from matex_tf.rewrite import tensors, waves
 from matex_tf.rewrite.compiled import is_compiled
 from matex_tf.rewrite.functions import read_only_types
 from matex_tf.rewrite.graph_ops import is_stateful
@@ -140,11 +140,11 @@ def _find_obstacle(node: Node) -> str:
 
 
 def _list_used(node: Node) -> Iterator[tuple[Value, Placement | None]]:
-    """The inputs of an op and their needs, without inputs whose tensor the op does not use (`paths.uses_tensor`): the
+    """The inputs of an op and their needs, without inputs whose tensor the op does not use (`tensors.uses_tensor`): the
     copy computes numbers of rows, such as n = tf.shape(x)[0], from its slice.
     """
     for value, need in zip(node.inputs, node.decision.needs):
-        if paths.uses_tensor(value, need):
+        if tensors.uses_tensor(value, need):
             yield value, need
 
 
@@ -181,7 +181,7 @@ def _find_positions(nodes: Sequence[Node], outside: Container[Node]) -> dict[Nod
         if any(needed_node in on_rows or needed_node in after_rows for needed_node in needed_nodes[node]):
             after_rows.add(node)
         is_between = node in after_rows and node in before_rows and node not in outside
-        is_in_region = (node in on_rows or is_between) and not paths.is_constant(node)
+        is_in_region = (node in on_rows or is_between) and not tensors.is_constant(node)
         # An op outside comes a stage after each region that it needs. Any other op is in the stage of what it needs.
         needed_positions = [positions[needed_node] for needed_node in needed_nodes[node]]
         stage = max(
@@ -229,7 +229,7 @@ def _list_crossings(
             if value.node is None or positions[value.node] != positions[node]:
                 yield value, need, node
     for value, placement in zip(program.outputs, program.gives):
-        if paths.uses_tensor(value, placement):
+        if tensors.uses_tensor(value, placement):
             yield value, placement, None
 
 
@@ -319,7 +319,7 @@ class _Rebuilt:
         constants: dict[Node, None] = {}  # an ordered set, as `takes`
         takes: dict[tuple[Value, Placement | None], None] = {}
         for value, need in itertools.chain.from_iterable(map(_list_used, nodes)):
-            if value.node is not None and paths.is_constant(value.node):
+            if value.node is not None and tensors.is_constant(value.node):
                 constants[value.node] = None
             elif value.node not in own_nodes:
                 takes[value, _find_input_placement(value, need)] = None
@@ -339,10 +339,10 @@ def _find_input_placement(value: Value, need: Placement | None) -> Placement | N
     """The placement in which a region takes a value (`Region.takes`).
 
     WHOLE if the value is made whole before the region: by a collective, or, if it is numbers of this rank's rows, by
-    ops that compute the script's numbers from them (`paths.CONVERTED`). None: its own placement. From a replicated
+    ops that compute the script's numbers from them (`tensors.CONVERTED`). None: its own placement. From a replicated
     value, ops of the region can take their part's rows.
     """
     if isinstance(value.placement, Replicated):
         return None
-    is_whole = value.placement.needs_exchange(need) or paths.find_path(value, need) == paths.CONVERTED
+    is_whole = value.placement.needs_exchange(need) or tensors.find_path(value, need) == tensors.CONVERTED
     return WHOLE if is_whole else None

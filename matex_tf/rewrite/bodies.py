@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from matex_tf.lazy import tf
-from matex_tf.rewrite import early, labels, paths, waves
+from matex_tf.rewrite import early, labels, waves
 from matex_tf.rewrite.gathering import prepare
 from matex_tf.rewrite.kept import Kept
 from matex_tf.rewrite.nodes import Node, Value
@@ -21,7 +21,7 @@ from matex_tf.rewrite.pieces import ASSIGNS
 from matex_tf.rewrite.placement import WHOLE, Piece, Placement
 from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.sharing import Publication
-from matex_tf.rewrite.tensors import Tensors
+from matex_tf.rewrite.tensors import SAME, Tensors, find_path, is_constant
 
 
 class Body:
@@ -89,7 +89,7 @@ class Body:
         # Build level by level. Constants are left out here: kept ops and created ops each get a constant at their first
         # use of it, so a large constant is not twice in the copy if only one of both kinds uses it.
         published_ids = {id(node) for node in self.publications.values()}
-        nodes = (node for node in self.program.nodes if id(node) not in published_ids and not paths.is_constant(node))
+        nodes = (node for node in self.program.nodes if id(node) not in published_ids and not is_constant(node))
         nodes_of_levels = {level: list(group) for level, group in itertools.groupby(nodes, lambda node: node.level)}
         for level in range(len(exchanges) + 1):
             for node in nodes_of_levels.get(level, ()):
@@ -156,11 +156,11 @@ class Body:
 
     def _find_input(self, value: Value, need: Placement | None) -> Any:
         """The tensor that a kept op takes; the value itself if another kept op computes it."""
-        if paths.find_path(value, need) != paths.SAME:
+        if find_path(value, need) != SAME:
             return self.tensors.bring(value, need)
         node = value.node
         # A constant is added where it is used first.
-        if node is not None and paths.is_constant(node) and node not in self.kept and self.kept.can_keep(node):
+        if node is not None and is_constant(node) and node not in self.kept and self.kept.can_keep(node):
             self.kept.add(node, [], [])
         return value if value in self.kept else self.tensors.bring(value, need)
 

@@ -47,9 +47,7 @@ def takes_rows(node: Node) -> bool:
 
 
 class OwnFeed:
-    """The `feeds.Feed` of own batches: it decides on the ops whose input is an iterator over a rank's own data.
-
-    """
+    """The `feeds.Feed` of own batches: it decides on the ops whose input is an iterator over a rank's own data."""
 
     def place_batch(self, node: Node, is_sliced: bool) -> Decision:
         """is_sliced: the op returns this rank's rows; else the rows of all ranks, since ranks divide another batch."""

@@ -1,4 +1,9 @@
-"""The tensors of one program's copy: of each value in its own placement, and in the placements that ops need."""
+"""The tensors of one program's copy: of each value in its own placement, and in the placements that ops need.
+
+`find_path` finds how an op gets a value in the placement that it needs, and `Tensors` makes the tensor. The number of
+rows n is an example of the path COUNTED. The script computes n as the size of a tensor. In the copy n is a number of
+the rank's slice, and the ops that compute the script's n are left out (`Value.counts`).
+"""
 
 from __future__ import annotations
 
@@ -6,11 +11,53 @@ from collections.abc import Sequence
 from typing import Any
 
 from matex_tf.lazy import tf
-from matex_tf.rewrite import paths
 from matex_tf.rewrite.kept import Kept
-from matex_tf.rewrite.nodes import Value
+from matex_tf.rewrite.nodes import Node, Value
 from matex_tf.rewrite.placement import WHOLE, Partial, Piece, Placement, Replicated, Sharded, Size, Sizes
 from matex_tf.rewrite.sharing import cut_piece
+
+SAME, COUNTED, EXCHANGED, CONVERTED = "same", "counted", "exchanged", "converted"
+"""The paths. The op gets:
+
+    SAME         the value's own tensor
+    COUNTED      numbers that follow from the rank's slice of the batch
+    EXCHANGED    the result of a collective on the value
+    CONVERTED    the result of ops, such as slicing, on the value or on the result of a collective
+"""
+
+
+def find_path(value: Value, need: Placement | None) -> str:
+    """The path on which an op gets a value in the placement `need`; a need of None is the value's own placement."""
+    placement = value.placement
+    # Numbers that count rows, as the rank's own or as the script's.
+    if value.counts is not None and (need is None or isinstance(need, (Sizes, Replicated))):
+        return COUNTED
+    # The placement fits.
+    if need is None or placement.has_layout(need):
+        return SAME
+    # The op needs the rank's numbers of rows. The value has them, or has the script's, such as a constant shape.
+    if isinstance(need, Sizes) and isinstance(placement, (Sizes, Replicated)):
+        return COUNTED if isinstance(placement, Replicated) else SAME
+    # A sum is needed as a sum.
+    if isinstance(need, Partial) and isinstance(placement, Partial):
+        return SAME
+    # Ops make a term of a sum, rows or a piece of the whole value; or the script's sizes of a rank's sizes.
+    if isinstance(need, (Partial, Sharded, Piece)) or isinstance(placement, Sizes):
+        return CONVERTED
+    return EXCHANGED if placement.needs_exchange(need) else SAME
+
+
+def uses_tensor(value: Value, need: Placement | None) -> bool:
+    """Whether the value's own tensor is used, possibly after a conversion or a collective."""
+    path = find_path(value, need)
+    # A conversion of numbers that count rows begins with numbers that follow from the slice, not with the tensor.
+    is_count_converted = path == CONVERTED and value.counts is not None
+    return path != COUNTED and not is_count_converted
+
+
+def is_constant(node: Node) -> bool:
+    """Whether the op is a constant, which is copied wherever it is used."""
+    return node.type == "Const" and not node.controls and node.decision.emit is None and not node.is_reused
 
 
 class Tensors:
@@ -36,26 +83,26 @@ class Tensors:
             if value.counts is not None:
                 return self._count(value, value.counts, self._copy.batch_slice.count)
             # No op stands in for a constant: TensorFlow infers shapes from its numbers.
-            if value.node is not None and paths.is_constant(value.node):
+            if value.node is not None and is_constant(value.node):
                 self.own[id(value)] = self._copy.create_op(value.node, [])[0]
             elif value in self._kept:
                 self.own[id(value)] = self._kept.stand_in(value, self.find_shape(value, value.placement))
         return self.own[id(value)]
 
     def bring(self, value: Value, need: Placement | None) -> Any:
-        """The tensor of a value in the placement `need`, by its path (`paths.find_path`): the value's own tensor;
+        """The tensor of a value in the placement `need`, by its path (`find_path`): the value's own tensor;
         numbers of rows, which follow from the slice; the result of a collective, which has run before; or the result of
         ops on one of these, such as slicing.
         """
-        path = paths.find_path(value, need)
-        if path == paths.SAME or need is None:
+        path = find_path(value, need)
+        if path == SAME or need is None:
             return self.find(value)
-        if path == paths.COUNTED:  # the numbers follow from the number of rows of the batch, or of the rank's slice
+        if path == COUNTED:  # the numbers follow from the number of rows of the batch, or of the rank's slice
             batch_slice = self._copy.batch_slice
             sizes = next(placement.sizes for placement in (value.placement, need) if isinstance(placement, Sizes))
             return self._count(value, sizes, batch_slice.total if isinstance(need, Replicated) else batch_slice.count)
         key = id(value), need if isinstance(need, (Partial, Sharded, Piece)) else WHOLE
-        if key not in self.brought and path == paths.CONVERTED:
+        if key not in self.brought and path == CONVERTED:
             self.brought[key] = self._convert(value, need)
         return self.brought[key]
 

@@ -87,13 +87,7 @@ def _keep_sizes(node: Node, index: int, item: Placement | None = None) -> Placem
         return None
     constant = node.inputs[index].constant
     # The shape is needed as it is, unless it fixes the number of rows of the items.
-    if (
-        item is None
-        or not isinstance(item, Sharded)
-        or constant is None
-        or constant.ndim == 0
-        or constant[item.axis] < 0
-    ):
+    if not isinstance(item, Sharded) or constant is None or constant.ndim == 0 or constant[item.axis] < 0:
         return WHOLE
     sizes = [Size(None, int(size)) for size in constant]
     sizes[item.axis] = Size(item.rows)
@@ -135,7 +129,7 @@ def measure(node: Node) -> Decision:
 def find_item_shape(node: Node) -> Decision:
     """The shape of a rank's items, with -1 for sizes that may vary."""
     item = _read_item(node)
-    if item is None or not isinstance(item, Sharded):
+    if not isinstance(item, Sharded):
         return node.decide([None], WHOLE)
     sizes = [Size()] * require_known(require_known(node.outputs[0].shape)[0])
     sizes[item.axis] = Size(item.rows)

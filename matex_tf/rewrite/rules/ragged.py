@@ -56,9 +56,7 @@ def make_dense(node: Node) -> Decision:
     row_count, *lengths = node.read_constant(0).reshape(-1).tolist()
     require(row_count == -1 and bool(lengths) and -1 not in lengths)
     require(values.has_layout(numbers))
-    require(
-        isinstance(node.get_placement(3), Sizes) and node.read_sizes(3) == (Size(rows),)
-    )  # a rank has its own number
+    require(node.require_kind(3, Sizes).sizes == (Size(rows),))  # a rank has its own number of rows
 
     def emit(copy: Any, shape: Any, entries: Any, default: Any, count: Any, row_numbers: Any) -> list[Any]:
         row_numbers -= tf.cast(copy.find_first(count), row_numbers.dtype)

@@ -66,7 +66,7 @@ def _take_size(node: Node, sizes: tuple[Size, ...]) -> Decision:
     """
     indices = [index for index in _list_entries(node) if index is not None]
     require(len(indices) == 1 and 0 <= indices[0] < len(sizes))
-    require_known(require_known(sizes[indices[0]].rows).unit)  # so the number follows from the rank's slice (`paths`)
+    require_known(require_known(sizes[indices[0]].rows).unit)  # so the number follows from the rank's slice (`tensors`)
     return node.decide([None], Sizes((sizes[indices[0]],)))
 
 
