@@ -1,8 +1,7 @@
 """Decides on the ops of a graph, one after the other: which placements an op needs, and which it gives.
 
 The first of these that applies decides: the feed of an input; the bodies of a branch or loop; pieces of variables;
-compilation; the rule of the op's type. Otherwise the op takes whole inputs. The first op that takes a batch gives each
-rank its rows, if no input of the program has rows already.
+compilation; the rule of the op's type. Otherwise the op takes whole inputs.
 """
 
 from __future__ import annotations

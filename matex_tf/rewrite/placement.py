@@ -96,7 +96,7 @@ class Placement:
 
     def needs_exchange(self, need: Placement | None) -> bool:
         """Whether a collective is needed to bring a tensor to the placement `need`; None: it stays as it is."""
-        return False
+        return need is not None and not self.has_layout(need)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -106,6 +106,14 @@ class Replicated(Placement):
     @property
     def has_parts(self) -> bool:
         return False
+
+    def needs_exchange(self, need: Placement | None) -> bool:
+        return False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Unused(Replicated):
+    """A value that no op uses, such as a residual of a branch that was not taken: any tensor may stand for it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -168,9 +176,6 @@ class Sharded(Placement):
     def has_layout(self, other: Placement) -> bool:
         return isinstance(other, Sharded) and self.axis == other.axis and self.rows == other.rows
 
-    def needs_exchange(self, need: Placement | None) -> bool:
-        return need is not None and not self.has_layout(need)
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Partial(Placement):
@@ -215,9 +220,6 @@ class Piece(Placement):
     def has_layout(self, other: Placement) -> bool:
         return isinstance(other, Piece) and self.cuts == other.cuts
 
-    def needs_exchange(self, need: Placement | None) -> bool:
-        return need is not None and not self.has_layout(need)
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Sizes(Placement):
@@ -260,15 +262,6 @@ class ItemList(Placement):
         if need is None or self.item is None or self.item == needed_item:
             return False
         return isinstance(self.item, Sizes) or self.item.needs_exchange(WHOLE)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Unused(Placement):
-    """No op uses the value, such as a residual of a branch that was not taken."""
-
-    @property
-    def has_parts(self) -> bool:
-        return False
 
 
 WHOLE: Placement = Replicated()
