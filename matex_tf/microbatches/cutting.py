@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from matex_tf.rewrite import tensors, waves
 from matex_tf.rewrite.compiled import is_compiled
 from matex_tf.rewrite.functions import read_only_types
-from matex_tf.rewrite.graph_ops import is_stateful
+from matex_tf.rewrite.graph_ops import HANDLES, is_stateful
 from matex_tf.rewrite.nodes import Decision, Node, StandIn, Value
 from matex_tf.rewrite.placement import WHOLE, ItemList, Partial, Placement, Replicated, Sharded, Sizes
 from matex_tf.rewrite.programs import Program
@@ -39,7 +39,6 @@ COLLECTIVE = "collectives are within it"
 COMPILED = "XLA compiles it"
 LISTED = "rows that a list holds, or that a mask chose, go from before a collective to after it"
 """The reasons why an op on rows is outside of all regions."""
-_HANDLES = ("resource", "variant")
 
 
 class Region(NamedTuple):
@@ -250,7 +249,7 @@ def _can_leave(value: Value) -> bool:
     selected rows follow the previous part's.
     """
     placement = value.placement
-    if value.dtype.name in _HANDLES:  # also lists: no op concatenates their items' rows
+    if value.dtype.name in HANDLES:  # also lists: no op concatenates their items' rows
         return False
     if isinstance(placement, Sharded):
         return _has_known_blocks(placement)

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from matex_tf.lazy import tf
-from matex_tf.rewrite.graph_ops import evaluate_op, is_stateful, list_functions
+from matex_tf.rewrite.graph_ops import HANDLES, evaluate_op, is_stateful, list_functions
 from matex_tf.rewrite.nodes import MAX_TRACKED, Node, Value
 from matex_tf.rewrite.placement import WHOLE, Replicated, Size
-from matex_tf.rewrite.subgraphs import FLOW
+from matex_tf.rewrite.subgraphs import V1_FLOW
 
 _FOLDED = ("int32", "int64", "bool")
 _Attributes = tuple[tuple[str, bytes], ...]
@@ -53,7 +53,7 @@ def find_shapes(node: Node) -> list[list[int | None] | None]:
         return []
     if all(tensor.shape.is_fully_defined() for tensor in op.outputs):
         return []
-    if any(value.dtype.name in ("resource", "variant") for value in node.inputs):
+    if any(value.dtype.name in HANDLES for value in node.inputs):
         return []
     # Create the op in a graph of its own, where TensorFlow infers the shapes of its outputs.
     with tf.Graph().as_default() as graph:
@@ -105,6 +105,6 @@ def _is_foldable(node: Node) -> bool:
             return False
     if not node.inputs or any(value.dtype.name not in _FOLDED for value in node.outputs):
         return False
-    if is_stateful(node.type) or node.type in FLOW:  # FLOW: branches and loops of tf.compat.v1
+    if is_stateful(node.type) or node.type in V1_FLOW:
         return False
     return all((value.tensor.shape.num_elements() or MAX_TRACKED + 1) <= MAX_TRACKED for value in node.outputs)

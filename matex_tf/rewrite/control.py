@@ -15,7 +15,7 @@ from typing import Any
 
 from matex_tf.lazy import tf
 from matex_tf.rewrite.functions import find_callee
-from matex_tf.rewrite.graph_ops import list_functions
+from matex_tf.rewrite.graph_ops import BRANCHES, list_functions
 from matex_tf.rewrite.nodes import Decision, Node, NoRuleError, Value
 from matex_tf.rewrite.placement import (
     WHOLE,
@@ -181,6 +181,6 @@ def _can_carry_rows(initial: Value, placement_before: Placement, result: Value, 
 
 
 FLOW = {
-    **dict.fromkeys(("If", "StatelessIf", "Case", "StatelessCase"), place_branches),
+    **dict.fromkeys(BRANCHES, place_branches),
     **dict.fromkeys(("While", "StatelessWhile"), place_loop),
 }

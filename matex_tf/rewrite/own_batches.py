@@ -11,14 +11,11 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from matex_tf.lazy import tf
-from matex_tf.rewrite.graph_ops import has_op
+from matex_tf.rewrite.graph_ops import HANDLES, has_op
 from matex_tf.rewrite.nodes import Decision, Node
 from matex_tf.rewrite.placement import BATCH, WHOLE, FedHandle, Placement
 from matex_tf.rewrite.sharing import Request, Slice
 from matex_tf.rewrite.sources import SOURCES
-
-HANDLES = ("resource", "variant")
-"""Dtypes of tensors that stand for an object, such as an iterator or a dataset."""
 
 
 class OwnRowsError(Exception):

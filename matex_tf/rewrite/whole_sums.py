@@ -16,6 +16,7 @@ from __future__ import annotations
 from typing import Any
 
 from matex_tf.rewrite import pieces
+from matex_tf.rewrite.graph_ops import BRANCHES
 from matex_tf.rewrite.nodes import Node, Value
 from matex_tf.rewrite.placement import WHOLE, Partial, Piece, PieceHandle, Placement, Sharded
 from matex_tf.rewrite.programs import Program
@@ -25,7 +26,6 @@ Key = tuple[Any, ...]
 
 CONVERTED_SUM = "ConvertedSum"
 """The type of the node that converts a sum where it arises. No op of the script's graph belongs to this node."""
-_BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
 
 
 def find_needed_sums(program: Program) -> dict[Key, Placement]:
@@ -68,7 +68,7 @@ class _PieceSearch:
         """Go through a program and the programs of its branches and loops, from the last op to the first."""
         for node in reversed(program.nodes):
             for body in node.bodies:
-                if node.type in _BRANCHES:
+                if node.type in BRANCHES:
                     self._read_branch(node, body)
                 else:
                     self.read(body)
@@ -97,7 +97,7 @@ class _PieceSearch:
     def _combines_rows(self, node: Node) -> bool:
         """Whether an op may combine each of its inputs with rows."""
         has_rows = any(isinstance(value.placement, Sharded) for value in node.inputs)
-        if node.type not in _BRANCHES:
+        if node.type not in BRANCHES:
             return has_rows
         # `_read_branch` finds which inputs meet rows. If there are no bodies, any input may be a part of any output.
         return not node.bodies and (has_rows or any(value.key in self.met_rows for value in node.outputs))
