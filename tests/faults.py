@@ -110,7 +110,7 @@ FAULTS = {
     ),
     "a maximum over rows is taken for a sum": Fault(
         "matex_tf/rewrite/rules/reductions.py",
-        "result = Placement(PARTIAL, reduction=_REDUCTIONS[node.type])",
+        "result = Partial(_REDUCTIONS[node.type])",
         "result = SUM",
         "tests/rewrite/test_ops.py",
     ),

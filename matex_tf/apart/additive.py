@@ -21,7 +21,9 @@ from matex_tf.apart import affine, own_rows, variable_uses
 from matex_tf.lazy import tf
 from matex_tf.rewrite.compiled import CALLS
 from matex_tf.rewrite.emit import Copy
+from matex_tf.rewrite.graph_ops import BRANCHES
 from matex_tf.rewrite.nodes import Decision, Node, Value
+from matex_tf.rewrite.pieces import ASSIGNS
 from matex_tf.rewrite.placement import WHOLE
 from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.propagate import Reader
@@ -31,7 +33,6 @@ from matex_tf.steps.variables import find_name
 # Types of ops that take the handle of a variable; `_CHANGES` has prefixes of types.
 _READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape")
 _CHANGES = ("Assign", "ResourceApply", "ResourceSparseApply", "ResourceScatter", "ResourceStrided", *variable_uses.ADDS)
-_ASSIGNMENTS = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 _SIGNS = {"AssignAddVariableOp": 1, "AssignSubVariableOp": -1, "ResourceScatterAdd": 1, "ResourceScatterSub": -1}
 
 
@@ -42,7 +43,7 @@ class _FlatReader(Reader):
         """Whether the functions that `op` calls are read."""
         return op.type in CALLS
 
-    def _decide(self, node: Node) -> Decision:
+    def decide(self, node: Node) -> Decision:
         return node.decide_whole()
 
 
@@ -171,7 +172,7 @@ def find_amounts(graph: Any, variables: Sequence[Any]) -> list[tuple[Any, Any]]:
                 continue
             amounts: list[Any] = []  # of each change; None if it is not a constant
             for op in handle.consumers():
-                if op.type in _ASSIGNMENTS:
+                if op.type in ASSIGNS:
                     is_new = op.type == "AssignVariableOp"
                     more = affine.find_sum(op.inputs[1], handle).more if is_new else op.inputs[1]
                     amount = None if more is None else tf.get_static_value(more)
@@ -211,7 +212,7 @@ def find_obstacle(graph: Any, variables: Sequence[Any], sums: Sequence[Any], own
         # A shared variable: only reads and additions, in every step, and no use of an old value after an addition.
         name = shared_names[handle_id]
         for kind, within, _ in uses:  # within: the types of the ops whose functions it is in
-            if kind.startswith(_CHANGES) and within & variable_uses.BRANCHES:
+            if kind.startswith(_CHANGES) and within & BRANCHES:
                 return f"it changes '{name}' in some steps only"
             if kind not in (*_READS, *variable_uses.ADDS):
                 return f"it changes '{name}' other than by addition ({kind})"
@@ -227,7 +228,7 @@ def _is_additive(handle: Any, uses: Sequence[variable_uses.Use]) -> bool:
     for op in handle.consumers():
         if not op.type.startswith(_CHANGES):
             continue
-        if op.type not in _ASSIGNMENTS:
+        if op.type not in ASSIGNS:
             return False
         new_sum = affine.find_sum(op.inputs[1], handle)
         # The factor of the old value in an assigned or added value.

@@ -13,10 +13,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from matex_tf.lazy import tf
-from matex_tf.rewrite.control import needs_exchange
 from matex_tf.rewrite.emit import Copy
 from matex_tf.rewrite.nodes import Value
-from matex_tf.rewrite.placement import PARTIAL, SHARDED, Placement
+from matex_tf.rewrite.placement import Partial, Placement, Sharded, Zeros
 from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.rules.randoms import has_no_seed
 from matex_tf.rewrite.sharing import Exchanger, Request, Slice
@@ -86,22 +85,22 @@ def find_obstacle(program: Program) -> str:
     if _keeps_integers(program):
         return _KEEPS_INTEGERS
     exchanged = program.iterate_exchanged()  # also in branches and loops
-    if any(value.placement.reduction != "sum" for value, _ in exchanged):
+    if any(isinstance(value.placement, Partial) and value.placement.reduction != "sum" for value, _ in exchanged):
         return _USES_OTHERS
     if any(node.decision.communicates and not is_batch(node) for node in program.iterate_nodes()):
         return _USES_OTHERS
     bodies = [body for node in program.nodes for body in node.bodies]
-    if any(value.placement.is_sharded for body in bodies for value, _ in body.iterate_exchanged()):
+    if any(isinstance(value.placement, Sharded) for body in bodies for value, _ in body.iterate_exchanged()):
         return _USES_OTHERS
     gathered: set[Value] = set()  # gathered values, and values that are computed from these
     for node in program.nodes:
         for value, need in zip(node.inputs, node.decision.needs):  # need: the placement that the op needs
             if need is None:
                 continue
-            is_exchanged = needs_exchange(value.placement, need)
-            if need.kind == SHARDED and (is_exchanged or value in gathered):
+            is_exchanged = value.placement.needs_exchange(need)
+            if isinstance(need, Sharded) and (is_exchanged or value in gathered):
                 return _USES_OTHERS
-            if is_exchanged and value.placement.is_sharded:
+            if is_exchanged and isinstance(value.placement, Sharded):
                 gathered.add(value)
         if not gathered.isdisjoint(node.inputs):
             gathered.update(node.outputs)
@@ -111,7 +110,7 @@ def find_obstacle(program: Program) -> str:
     shapes = (
         (value.whole_shape, value.placement.axis)
         for value in (*program.inputs, *node_outputs)
-        if value.placement.is_sharded
+        if isinstance(value.placement, Sharded)
     )
     row_counts = {shape[axis] for shape, axis in shapes if shape is not None}
 
@@ -123,7 +122,7 @@ def find_obstacle(program: Program) -> str:
     effect_inputs = [value for node in program.effects for value in node.inputs]  # such as a memory bank in a variable
     if any(value in gathered and may_be_rows(value) for value in (*program.outputs, *effect_inputs)):
         return _USES_OTHERS
-    return _USES_OTHERS if any(value.placement.is_sharded for value in program.outputs) else ""
+    return _USES_OTHERS if any(isinstance(value.placement, Sharded) for value in program.outputs) else ""
 
 
 def _keeps_integers(program: Program) -> bool:
@@ -136,9 +135,9 @@ def _keeps_integers(program: Program) -> bool:
     terms = [
         value
         for value, need in values_and_needs
-        if need is not None and need.kind == PARTIAL and value.placement.kind != PARTIAL
+        if isinstance(need, Partial) and not isinstance(value.placement, Partial)
     ]
     # Numbers without a seed: one rank draws them for all (`randoms.draw_once`).
     drawn_values = [value for node in program.iterate_nodes() if has_no_seed(node.op) for value in node.outputs]
-    terms += [value for value in drawn_values if value.placement.kind == PARTIAL]
-    return any(not is_divisible(value.dtype) and not value.placement.is_zero for value in terms)
+    terms += [value for value in drawn_values if isinstance(value.placement, Partial)]
+    return any(not is_divisible(value.dtype) and not isinstance(value.placement, Zeros) for value in terms)

@@ -23,8 +23,7 @@ _SAME_MEMORY = set(
     "Slice StridedSlice Split SplitV Unpack Pack ConcatV2 Pad PadV2 Tile BroadcastTo Transpose ReverseV2".split()
 )
 """Ops whose result may be a view of their input, and so of a variable."""
-BRANCHES = {"If", "StatelessIf", "Case", "StatelessCase"}
-_CALLS = BRANCHES | {"StatefulPartitionedCall", "PartitionedCall", "While", "StatelessWhile"}
+_CALLS = graph_ops.BRANCHES | {"StatefulPartitionedCall", "PartitionedCall", "While", "StatelessWhile"}
 
 
 def list_users(handle: Any) -> list[Any]:
@@ -94,7 +93,7 @@ def _iterate_uses(graph: Any, node: Any, index: int, within: frozenset[str]) -> 
         return
     from tensorflow.python.eager import context
 
-    argument = index - 1 if node.op in BRANCHES else index  # the first input of a branch is its condition
+    argument = index - 1 if node.op in graph_ops.BRANCHES else index  # the first input of a branch is its condition
     for name in graph_ops.list_functions(node):
         function = graph._get_function(name)  # a copy of a graph calls the functions of the original
         definition = getattr(function, "cached_definition", None) or context.context().get_function_def(name)

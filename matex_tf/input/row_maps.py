@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from matex_tf.input.functions import keep_apart
 from matex_tf.lazy import tf
 from matex_tf.rewrite.emit import Copy
-from matex_tf.rewrite.placement import BATCH, REPLICATED, SHARDED, SIZES, WHOLE
+from matex_tf.rewrite.placement import BATCH, WHOLE, Replicated, Sharded, Sizes
 from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.propagate import read_program
 from matex_tf.rewrite.sharing import Exchanger, Slice
@@ -57,15 +57,15 @@ class RowMap(NamedTuple):
 
 
 def _may_use_slice(program: Program) -> bool:
-    """Whether a result may depend on numbers of the slice: the map uses the number of rows (`SIZES`), an op is replaced
+    """Whether a result may depend on numbers of the slice: the map uses the number of rows (`Sizes`), an op is replaced
     (`emit`), or an input is cut to the slice. Otherwise the copy has the ops of the function, for any number of rows.
     """
     return any(
         node.decision.emit is not None
-        or any(value.placement.kind == SIZES for value in (*node.inputs, *node.outputs))
-        or any(need is not None and need.kind in (SHARDED, SIZES) for need in node.decision.needs)
+        or any(isinstance(value.placement, Sizes) for value in (*node.inputs, *node.outputs))
+        or any(isinstance(need, (Sharded, Sizes)) for need in node.decision.needs)
         for node in program.iterate_nodes()
-    ) or any(value.placement.kind == SIZES for value in program.outputs)
+    ) or any(isinstance(value.placement, Sizes) for value in program.outputs)
 
 
 def find_row_map(function: Any, are_rows: Sequence[bool]) -> RowMap | str:
@@ -74,8 +74,8 @@ def find_row_map(function: Any, are_rows: Sequence[bool]) -> RowMap | str:
     are_rows: which of the inputs have the rows of the batch.
 
     It can be computed by rows if it needs no collective, and each result either has the rows of the batch, or is known
-    to a rank without the other ranks: it is equal on all ranks (`REPLICATED`), or consists of sizes, such as the number
-    of rows (`SIZES`), which the copy converts from those of the slice to those of the batch (`program.gives`).
+    to a rank without the other ranks: it is equal on all ranks (`Replicated`), or consists of sizes, such as the number
+    of rows (`Sizes`), which the copy converts from those of the slice to those of the batch (`program.gives`).
     """
     placements = [BATCH if has_rows else WHOLE for has_rows in are_rows] + [WHOLE] * len(function.captured_inputs)
     try:
@@ -83,7 +83,7 @@ def find_row_map(function: Any, are_rows: Sequence[bool]) -> RowMap | str:
     except Exception as error:  # a rule of `rewrite` has failed; then every rank computes the script's own function
         return f"a map that cannot be read ({type(error).__name__}: {error})"
     output_placements = [value.placement for value in program.outputs]
-    can_share = all(placement == BATCH or placement.kind in (REPLICATED, SIZES) for placement in output_placements)
+    can_share = all(placement == BATCH or isinstance(placement, (Replicated, Sizes)) for placement in output_placements)
     program.gives = [BATCH if placement == BATCH else WHOLE for placement in output_placements]
     if program.has_collectives or not can_share:
         return "a map that needs the whole batch"

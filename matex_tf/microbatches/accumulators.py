@@ -15,15 +15,15 @@ from typing import Any
 from matex_tf.lazy import tf
 from matex_tf.rewrite.gathering import join_blocks, split_blocks
 from matex_tf.rewrite.nodes import Value
-from matex_tf.rewrite.placement import HALF, PARTIAL, SHARDED, SIZES
+from matex_tf.rewrite.placement import HALF, WHOLE, Partial, Sharded, Sizes
 from matex_tf.steps.exchanger import find_neutral
 
 
 class _Last:
-    """The accumulator of a value that is equal in each part; the base class of the others."""
+    """The accumulator of a value that is equal in each part; the base class of the others, which know the placement."""
 
-    def __init__(self, value: Value):
-        self.value = value
+    def __init__(self, value: Value, placement: Any = WHOLE):
+        self.value, self.placement = value, placement
 
     def begin(self) -> tuple[list[Any], list[Any]]:
         """The tensors before the first part, and shapes that hold in all parts (`shape_invariants`)."""
@@ -41,16 +41,15 @@ class _Last:
 
 
 class _Sizes(_Last):
-    """The accumulator of sizes, the numbers of a tensor's shape (`Placement.sizes`).
+    """The accumulator of sizes, the numbers of a tensor's shape (`placement.Sizes`).
 
     If a mask selected rows, their number depends on the data: it is added up over the parts. Any other number of rows
     follows from the number of the rank's rows (`make_sizes_whole`).
     """
 
     def add(self, part_copy: Any, tensors: Sequence[Any], result: Any) -> list[Any]:
-        sizes = self.value.placement.sizes
-        is_selected = [size.rows is not None and size.rows.chosen is not None for size in sizes]
-        whole_sizes = part_copy.make_sizes_whole(result, self.value.placement)
+        is_selected = [size.counts_chosen for size in self.placement.sizes]
+        whole_sizes = part_copy.make_sizes_whole(result, self.placement)
         mask = is_selected[0] if result.shape.rank == 0 else is_selected  # one size, or a list of sizes
         return [tf.where(mask, tensors[0] + result, whole_sizes)]
 
@@ -62,12 +61,12 @@ class _Sum(_Last):
         dtype = tf.float32 if self.value.dtype.name in HALF else self.value.dtype
         shape = self.value.shape
         is_known = shape is not None and None not in shape
-        neutral = tf.constant(find_neutral(self.value.placement.reduction, dtype), dtype)
+        neutral = tf.constant(find_neutral(self.placement.reduction, dtype), dtype)
         total = tf.fill(shape, neutral) if is_known else neutral
         return [total], [tf.TensorShape(shape if is_known else None)]
 
     def add(self, part_copy: Any, tensors: Sequence[Any], result: Any) -> list[Any]:
-        reduction, total = self.value.placement.reduction, tensors[0]
+        reduction, total = self.placement.reduction, tensors[0]
         if self.value.dtype.is_bool:
             return [(tf.logical_or if reduction == "max" else tf.logical_and)(total, result)]
         return [{"sum": tf.add, "max": tf.maximum, "min": tf.minimum}[reduction](total, tf.cast(result, total.dtype))]
@@ -82,27 +81,32 @@ class _Rows(_Last):
     """
 
     def begin(self) -> tuple[list[Any], list[Any]]:
-        blocks = self.value.placement.rows.blocks
+        blocks = self.placement.rows.blocks
         make_list = functools.partial(tf.raw_ops.EmptyTensorList, element_shape=-1, max_num_elements=-1)  # -1: any
         return [make_list(element_dtype=self.value.dtype) for _ in blocks], [tf.TensorShape([])] * len(blocks)
 
     def add(self, part_copy: Any, tensors: Sequence[Any], result: Any) -> list[Any]:
-        blocks = split_blocks(result, *self.value.placement.layout, part_copy.batch_slice.count)
+        blocks = split_blocks(result, self.placement.axis, self.placement.rows, part_copy.batch_slice.count)
         push = tf.raw_ops.TensorListPushBack
         return [push(input_handle=handle, tensor=block) for handle, block in zip(tensors, blocks)]
 
     def finish(self, tensors: Sequence[Any]) -> Any:
-        placement, shape = self.value.placement, self.value.shape
+        axis, shape = self.placement.axis, self.value.shape
         element_shape: Any = -1  # of any number of dimensions
         if shape is not None:
             element_shape = [-1 if size is None else size for size in shape]
             # In a block, the axis of rows is in front (`split_blocks`); a part may have any number of rows.
-            element_shape[placement.axis], element_shape[0] = element_shape[0], -1
+            element_shape[axis], element_shape[0] = element_shape[0], -1
         sizes, no_dimensions = tf.constant(element_shape, tf.int64), tf.constant([], tf.int64)
         options = {"element_shape": sizes, "leading_dims": no_dimensions, "element_dtype": self.value.dtype}
         blocks = [tf.raw_ops.TensorListConcatV2(input_handle=handle, **options)[0] for handle in tensors]
-        return join_blocks(blocks, placement.axis)
+        return join_blocks(blocks, axis)
 
 
 def make_accumulator(value: Value) -> _Last:
-    return {SHARDED: _Rows, PARTIAL: _Sum, SIZES: _Sizes}.get(value.placement.kind, _Last)(value)
+    placement = value.placement
+    if isinstance(placement, Sharded):
+        return _Rows(value, placement)
+    if isinstance(placement, Partial):
+        return _Sum(value, placement)
+    return _Sizes(value, placement) if isinstance(placement, Sizes) else _Last(value)

@@ -87,13 +87,13 @@ def _report_plan(plan: Any) -> None:
         op = left_out[0].node.op
         _report_whole(plan.place, f"{op.type} ({report.find_line(op)}): {left_out[0].why}")
     kept_values = list_kept(regions)
-    row_bytes = [report.count_bytes(value, value.placement.axis) for value in kept_values]  # None: not fixed
+    row_bytes = [report.count_bytes(value, axis) for value, axis in kept_values]  # None: not fixed
     if kept_values:
         amount = "rows" if None in row_bytes else f"{sum(filter(None, row_bytes))} bytes of each row"
+        op = kept_values[0][0].tensor.op
         notes.print_note(
             f"MATEX_MICROBATCH: {plan.place} keeps {amount} in memory until figures of all rows are known, as "
-            f"BatchNormalization needs them; first the result of {kept_values[0].tensor.op.type} "
-            f"({report.find_line(kept_values[0].tensor.op)})"
+            f"BatchNormalization needs them; first the result of {op.type} ({report.find_line(op)})"
         )
 
 

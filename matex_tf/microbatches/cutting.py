@@ -12,8 +12,8 @@ region that needs a result of it is in the next stage. The ops on rows of one st
 A program (`rewrite.programs`) has the ops of a step's graph. A `Node` of it is an op, a `Value` a tensor with its
 placement. The `Decision` of a node has the placements that the op needs for its inputs (`needs`), and those of its
 outputs. A `need` is one of `needs`; None: the input's own placement. Another placement may take a collective
-(`needs_exchange`). Two kinds of placements are not in docs/concepts.md: LIST, a TensorList whose items have a
-placement, and SIZES, the numbers of a tensor's shape, of which some count this rank's rows.
+(`Placement.needs_exchange`). Two kinds of placements are not in docs/concepts.md: ItemList, a TensorList whose items
+have a placement, and Sizes, the numbers of a tensor's shape, of which some count this rank's rows.
 """
 
 from __future__ import annotations
@@ -24,13 +24,12 @@ import itertools
 from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from matex_tf.rewrite import paths, waves
+from matex_tf.rewrite import tensors, waves
 from matex_tf.rewrite.compiled import is_compiled
-from matex_tf.rewrite.control import needs_exchange
 from matex_tf.rewrite.functions import read_only_types
-from matex_tf.rewrite.graph_ops import is_stateful
+from matex_tf.rewrite.graph_ops import HANDLES, is_stateful
 from matex_tf.rewrite.nodes import Decision, Node, StandIn, Value
-from matex_tf.rewrite.placement import LIST, PARTIAL, REPLICATED, SHARDED, SIZES, WHOLE, Placement
+from matex_tf.rewrite.placement import WHOLE, ItemList, Partial, Placement, Replicated, Sharded, Sizes
 from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.sources import is_batch
 from matex_tf.rewrite.whole_sums import CONVERTED_SUM
@@ -40,7 +39,6 @@ COLLECTIVE = "collectives are within it"
 COMPILED = "XLA compiles it"
 LISTED = "rows that a list holds, or that a mask chose, go from before a collective to after it"
 """The reasons why an op on rows is outside of all regions."""
-_HANDLES = ("resource", "variant")
 
 
 class Region(NamedTuple):
@@ -57,10 +55,13 @@ class Region(NamedTuple):
     awaited: list[Node]
 
 
-def list_kept(regions: Sequence[Region]) -> list[Value]:
-    """Values with rows that one region computes and another takes. The rows of all parts stay in memory."""
+def list_kept(regions: Sequence[Region]) -> list[tuple[Value, int]]:
+    """Values with rows that one region computes and another takes, with the axis of the rows. The rows of all parts
+    stay in memory.
+    """
     inputs = {value for region in regions for value, need in region.takes if need is None}
-    return [value for region in regions for value in region.gives if value in inputs and _has_rows(value.placement)]
+    kept = [value for region in regions for value in region.gives if value in inputs]
+    return [(value, value.placement.axis) for value in kept if isinstance(value.placement, Sharded)]
 
 
 class LeftOut(NamedTuple):
@@ -94,19 +95,18 @@ def _is_end_of_rows(node: Node) -> bool:
     level, other ops in their latest (`waves.schedule`), so that the rows need not stay in memory.
     """
     return _has_rows_of_rank(node) and all(
-        placement.kind in (PARTIAL, REPLICATED, SIZES) for placement in node.decision.gives
+        isinstance(placement, (Partial, Replicated, Sizes)) for placement in node.decision.gives
     )
 
 
 def _has_rows(placement: Placement) -> bool:
-    item = placement.item
-    return placement.is_sharded or (placement.kind == LIST and item is not None and not item.is_replicated)
+    return isinstance(placement, (Sharded, ItemList)) and placement.has_parts
 
 
 def _has_rows_of_rank(node: Node) -> bool:
     """Whether an op takes an input of which this rank has only its rows, and that no collective makes whole."""
     inputs = [(value.placement, need) for value, need in zip(node.inputs, node.decision.needs)]
-    return any(_has_rows(placement) and not needs_exchange(placement, need) for placement, need in inputs)
+    return any(_has_rows(placement) and not placement.needs_exchange(need) for placement, need in inputs)
 
 
 def _is_on_rows(node: Node) -> bool:
@@ -114,7 +114,7 @@ def _is_on_rows(node: Node) -> bool:
     if _has_rows_of_rank(node) or any(map(_has_rows, node.decision.gives)):
         return True
     inputs = zip(node.inputs, node.decision.needs)  # sizes are numbers of this rank's rows, unless made whole
-    return any(value.placement.kind == SIZES and (need is None or need.kind != REPLICATED) for value, need in inputs)
+    return any(isinstance(value.placement, Sizes) and not isinstance(need, Replicated) for value, need in inputs)
 
 
 def _find_obstacle(node: Node) -> str:
@@ -139,11 +139,11 @@ def _find_obstacle(node: Node) -> str:
 
 
 def _list_used(node: Node) -> Iterator[tuple[Value, Placement | None]]:
-    """The inputs of an op and their needs, without inputs whose tensor the op does not use (`paths.uses_tensor`): the
+    """The inputs of an op and their needs, without inputs whose tensor the op does not use (`tensors.uses_tensor`): the
     copy computes numbers of rows, such as n = tf.shape(x)[0], from its slice.
     """
     for value, need in zip(node.inputs, node.decision.needs):
-        if paths.uses_tensor(value, need):
+        if tensors.uses_tensor(value, need):
             yield value, need
 
 
@@ -180,7 +180,7 @@ def _find_positions(nodes: Sequence[Node], outside: Container[Node]) -> dict[Nod
         if any(needed_node in on_rows or needed_node in after_rows for needed_node in needed_nodes[node]):
             after_rows.add(node)
         is_between = node in after_rows and node in before_rows and node not in outside
-        is_in_region = (node in on_rows or is_between) and not paths.is_constant(node)
+        is_in_region = (node in on_rows or is_between) and not tensors.is_constant(node)
         # An op outside comes a stage after each region that it needs. Any other op is in the stage of what it needs.
         needed_positions = [positions[needed_node] for needed_node in needed_nodes[node]]
         stage = max(
@@ -194,7 +194,7 @@ def _list_needed(node: Node) -> Iterator[Node]:
     """The nodes of the same level that an op needs."""
     for value, need in _list_used(node):
         source = value.node
-        if source is not None and source.level == node.level and not needs_exchange(value.placement, need):
+        if source is not None and source.level == node.level and not value.placement.needs_exchange(need):
             yield source
     yield from (control for control in node.controls if control.level == node.level)
 
@@ -228,7 +228,7 @@ def _list_crossings(
             if value.node is None or positions[value.node] != positions[node]:
                 yield value, need, node
     for value, placement in zip(program.outputs, program.gives):
-        if paths.uses_tensor(value, placement):
+        if tensors.uses_tensor(value, placement):
             yield value, placement, None
 
 
@@ -237,11 +237,11 @@ def _can_enter(placement: Placement) -> bool:
 
     If a mask has selected rows (`Rows.chosen`), nobody knows how many of them belong to a part.
     """
-    if placement.kind == LIST:
+    if isinstance(placement, ItemList):
         return not _has_rows(placement)  # no op slices the items of a list
-    if placement.kind == SIZES:
-        return all(size.rows is None or size.rows.chosen is None for size in placement.sizes)
-    return placement.kind != SHARDED or (placement.rows.chosen is None and _has_known_blocks(placement))
+    if isinstance(placement, Sizes):
+        return not any(size.counts_chosen for size in placement.sizes)
+    return not isinstance(placement, Sharded) or (placement.rows.chosen is None and _has_known_blocks(placement))
 
 
 def _can_leave(value: Value) -> bool:
@@ -249,12 +249,14 @@ def _can_leave(value: Value) -> bool:
     selected rows follow the previous part's.
     """
     placement = value.placement
-    if value.dtype.name in _HANDLES:  # also lists: no op concatenates their items' rows
+    if value.dtype.name in HANDLES:  # also lists: no op concatenates their items' rows
         return False
-    return placement.kind in (PARTIAL, REPLICATED, SIZES) or (placement.is_sharded and _has_known_blocks(placement))
+    if isinstance(placement, Sharded):
+        return _has_known_blocks(placement)
+    return isinstance(placement, (Partial, Replicated, Sizes))
 
 
-def _has_known_blocks(placement: Placement) -> bool:
+def _has_known_blocks(placement: Sharded) -> bool:
     """Whether a part's entries can be found in each block of the axis with rows.
 
     `Rows.blocks` has the number of entries for each row, by block. For two concatenated batches, (1, 1), a part has
@@ -316,7 +318,7 @@ class _Rebuilt:
         constants: dict[Node, None] = {}  # an ordered set, as `takes`
         takes: dict[tuple[Value, Placement | None], None] = {}
         for value, need in itertools.chain.from_iterable(map(_list_used, nodes)):
-            if value.node is not None and paths.is_constant(value.node):
+            if value.node is not None and tensors.is_constant(value.node):
                 constants[value.node] = None
             elif value.node not in own_nodes:
                 takes[value, _find_input_placement(value, need)] = None
@@ -336,10 +338,10 @@ def _find_input_placement(value: Value, need: Placement | None) -> Placement | N
     """The placement in which a region takes a value (`Region.takes`).
 
     WHOLE if the value is made whole before the region: by a collective, or, if it is numbers of this rank's rows, by
-    ops that compute the script's numbers from them (`paths.CONVERTED`). None: its own placement. From a replicated
+    ops that compute the script's numbers from them (`tensors.CONVERTED`). None: its own placement. From a replicated
     value, ops of the region can take their part's rows.
     """
-    if value.placement.is_replicated:
+    if isinstance(value.placement, Replicated):
         return None
-    is_whole = needs_exchange(value.placement, need) or paths.find_path(value, need) == paths.CONVERTED
+    is_whole = value.placement.needs_exchange(need) or tensors.find_path(value, need) == tensors.CONVERTED
     return WHOLE if is_whole else None

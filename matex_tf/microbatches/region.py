@@ -19,7 +19,7 @@ from matex_tf.microbatches.cutting import Region
 from matex_tf.microbatches.sizes import Fitting
 from matex_tf.rewrite.bodies import Body
 from matex_tf.rewrite.nodes import Value
-from matex_tf.rewrite.placement import PARTIAL, SIZES, WHOLE, Placement
+from matex_tf.rewrite.placement import WHOLE, Partial, Placement, Sharded, Sizes
 from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.sharing import Slice
 
@@ -36,12 +36,12 @@ def compute_parts(region: Region, sizes: Fitting | int, copy: Any, *inputs: Any)
     shapes_and_axes = [
         (tf.shape(tensor, tf.int64), value.placement.axis)
         for (value, need), tensor in zip(region.takes, inputs)
-        if need is None and value.placement.is_sharded
+        if need is None and isinstance(value.placement, Sharded)
     ]
     # For each input with rows, the shape of one row.
     row_shapes = [tf.concat([shape[:axis], shape[axis + 1 :]], 0) for shape, axis in shapes_and_axes]
     accumulators = [make_accumulator(value) for value in region.gives]
-    are_rows = [value.placement.is_sharded for value in region.gives]
+    are_rows = [isinstance(value.placement, Sharded) for value in region.gives]
 
     def compute_part(start: Any, size: Any, accumulated: Sequence[Sequence[Any]]) -> list[Any]:
         part_rows = tf.minimum(size, count - start)
@@ -112,13 +112,13 @@ def _pass_input(body: Body, part_copy: Any, value: Value, need: Placement | None
     """
     placement = value.placement
     if need is not None:
-        body.brought[id(value), WHOLE] = tensor
+        body.tensors.brought[id(value), WHOLE] = tensor
         return
-    if placement.is_sharded:
+    if isinstance(placement, Sharded):
         tensor = part_copy.slice_rows(tensor, placement)
-    elif placement.kind == PARTIAL and placement.reduction == "sum":
+    elif isinstance(placement, Partial) and placement.reduction == "sum":
         tensor = tf.where(is_first, tensor, tf.zeros_like(tensor))
-    elif placement.kind == SIZES:
+    elif isinstance(placement, Sizes):
         # `make_sizes_whole` turns sizes of `count` rows into sizes of `total` rows. With these numbers exchanged, it
         # turns sizes of the rank's rows into sizes of the part's rows. It reads no other field of the slice.
         inverse, part_slice = copies.copy(part_copy), part_copy.batch_slice
@@ -126,4 +126,4 @@ def _pass_input(body: Body, part_copy: Any, value: Value, need: Placement | None
             part_slice.first, count=part_slice.total, total=part_slice.count, contributes=True, keeps=True
         )
         tensor = inverse.make_sizes_whole(tensor, placement)
-    body.tensors[id(value)] = tensor
+    body.tensors.own[id(value)] = tensor

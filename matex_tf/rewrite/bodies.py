@@ -1,8 +1,5 @@
 """Builds the copy of one program: the ops of level 0, the collectives of wave 0, the ops of level 1, and so on.
 
-A wave is a group of collectives that travel together (`waves`). Ops that need no change are *kept*: their definitions
-are copied in the end (`kept`), which is faster than creating ops.
-
 If each rank has computed a piece of a weight's new value, a *publication* brings all pieces into the variables of all
 ranks. Without it, an all-gather would make the new value whole, and an op would assign the whole value.
 """
@@ -13,18 +10,18 @@ import contextlib
 import dataclasses
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from matex_tf.lazy import tf
-from matex_tf.rewrite import early, labels, paths, waves
-from matex_tf.rewrite.control import needs_exchange
+from matex_tf.rewrite import early, labels, waves
 from matex_tf.rewrite.gathering import prepare
 from matex_tf.rewrite.kept import Kept
 from matex_tf.rewrite.nodes import Node, Value
 from matex_tf.rewrite.pieces import ASSIGNS
-from matex_tf.rewrite.placement import PARTIAL, PIECE, REPLICATED, SHARDED, WHOLE, Placement, Size
+from matex_tf.rewrite.placement import WHOLE, Piece, Placement
 from matex_tf.rewrite.programs import Program
-from matex_tf.rewrite.sharing import Publication, cut_piece
+from matex_tf.rewrite.sharing import Publication
+from matex_tf.rewrite.tensors import SAME, Tensors, find_path, is_constant
 
 
 class Body:
@@ -36,10 +33,7 @@ class Body:
 
     `build` fills the tables level by level, and sets `after` in the end.
 
-    tensors: the tensors of values in the values' own placements, by the ids of the values.
-    brought: the tensors of values in other placements, by the ids of the values and the placements. Results of
-        collectives have the placement WHOLE, or are pieces.
-    counted: the tensors of sizes that count rows, each made once.
+    tensors: the tensors of values.
     operations: for each node, by its id, the operations after which it has run.
     waits: for nodes that must wait for further nodes, by their ids, these nodes (`early`).
     last: the operations that the next collective must wait for.
@@ -49,9 +43,7 @@ class Body:
     def __init__(self, copy: Any, program: Program):
         self.copy, self.program = copy, program
         self.kept = Kept(tf.compat.v1.get_default_graph())
-        self.tensors: dict[int, Any] = {}
-        self.brought: dict[tuple[int, Placement], Any] = {}
-        self.counted: dict[tuple[Any, ...], Any] = {}
+        self.tensors = Tensors(copy, self.kept)
         self.operations: dict[int, list[Any]] = {}
         self.waits: dict[int, list[Node]] = {}
         self.publications: dict[int, Node] = {}
@@ -60,12 +52,12 @@ class Body:
 
     def build(self, inputs: Sequence[Any]) -> list[Any]:
         """The outputs of the program for these inputs. `after` is set, too."""
-        self.tensors = {id(value): tensor for value, tensor in zip(self.program.inputs, inputs)}
+        self.tensors.own.update((id(value), tensor) for value, tensor in zip(self.program.inputs, inputs))
         if self.copy.is_ordered:  # the graph of a session is not ordered, and has no publications
             self.publications = {
                 piece_id: node
                 for piece_id, node in _find_publications(self.program).items()
-                if self.copy.exchanger.can_publish(self._find_tensor(node.inputs[0]), node.inputs[1].dtype)
+                if self.copy.exchanger.can_publish(self.tensors.find(node.inputs[0]), node.inputs[1].dtype)
             }
         # An op without rows comes right after the last op with rows that it needs. If `sums_early`, each sum of a
         # gradient runs as soon as the gradient is computed, while the step computes other gradients.
@@ -78,7 +70,7 @@ class Body:
         self.program.nodes.sort(key=lambda node: node.level)
         if sums_early:
             sum_ids = {
-                id(exchange.value) for wave in exchanges for exchange in wave if exchange.value.placement.is_partial
+                id(exchange.value) for wave in exchanges for exchange in wave if exchange.value.placement.is_row_sum
             }
             self.waits = early.list_waits(self.program.nodes, sum_ids)
         return self.build_levels(exchanges)
@@ -97,7 +89,7 @@ class Body:
         # Build level by level. Constants are left out here: kept ops and created ops each get a constant at their first
         # use of it, so a large constant is not twice in the copy if only one of both kinds uses it.
         published_ids = {id(node) for node in self.publications.values()}
-        nodes = (node for node in self.program.nodes if id(node) not in published_ids and not paths.is_constant(node))
+        nodes = (node for node in self.program.nodes if id(node) not in published_ids and not is_constant(node))
         nodes_of_levels = {level: list(group) for level, group in itertools.groupby(nodes, lambda node: node.level)}
         for level in range(len(exchanges) + 1):
             for node in nodes_of_levels.get(level, ()):
@@ -109,9 +101,9 @@ class Body:
                 is_last = has_labels[level] and not any(has_labels[level + 1 :])
                 self._exchange(other_exchanges[level], is_last)
                 self._publish(published_pieces[level])
-        outputs = [self._convert(value, need) for value, need in zip(self.program.outputs, self.program.gives)]
+        outputs = [self.tensors.bring(value, need) for value, need in zip(self.program.outputs, self.program.gives)]
         for tensor, value, need in zip(outputs, self.program.outputs, self.program.gives):
-            shape = self._find_shape(value, need)
+            shape = self.tensors.find_shape(value, need)
             if shape is not None:
                 tensor.set_shape(shape)
         # Effects of kept ops have happened when the operation that `finish` returns has run.
@@ -123,10 +115,10 @@ class Body:
     def _build_node(self, node: Node) -> None:
         """Create the op of a node, or what its decision emits in place of it."""
         if node.is_reused:  # the copy is in the script's own graph, and takes the script's op
-            self.tensors.update((id(value), value.tensor) for value in node.outputs)
+            self.tensors.own.update((id(value), value.tensor) for value in node.outputs)
             self.operations[id(node)] = [node.op]
             return
-        inputs = [self._convert(value, need) for value, need in zip(node.inputs, node.decision.needs)]
+        inputs = [self.tensors.bring(value, need) for value, need in zip(node.inputs, node.decision.needs)]
         operations_before = self._wait_for(self._list_controls(node))
         # All ranks must run collectives in the same order, so an op with collectives waits for the last one. In a
         # session, where ops have no other order, any branch or loop waits. Such an op returns at least one tensor.
@@ -137,7 +129,7 @@ class Body:
         with tf.control_dependencies(operations_before) if operations_before else contextlib.nullcontext():
             emit = node.decision.emit
             tensors = self.copy.create_op(node, inputs) if emit is None else emit(self.copy, *inputs)
-        self.tensors.update((id(value), tensor) for value, tensor in zip(node.outputs, tensors))
+        self.tensors.own.update((id(value), tensor) for value, tensor in zip(node.outputs, tensors))
         if tensors:
             self.operations[id(node)] = [tensors[0].op]
         elif emit is None:  # an op without outputs: the last one that was created
@@ -164,64 +156,13 @@ class Body:
 
     def _find_input(self, value: Value, need: Placement | None) -> Any:
         """The tensor that a kept op takes; the value itself if another kept op computes it."""
-        if paths.find_path(value, need) != paths.SAME:
-            return self._convert(value, need)
+        if find_path(value, need) != SAME:
+            return self.tensors.bring(value, need)
         node = value.node
         # A constant is added where it is used first.
-        if node is not None and paths.is_constant(node) and node not in self.kept and self.kept.can_keep(node):
+        if node is not None and is_constant(node) and node not in self.kept and self.kept.can_keep(node):
             self.kept.add(node, [], [])
-        return value if value in self.kept else self._convert(value, need)
-
-    def _find_tensor(self, value: Value) -> Any:
-        """The tensor of a value in this graph."""
-        if id(value) not in self.tensors:
-            if value.counts is not None:
-                return self._count(value, value.counts, self.copy.batch_slice.count)
-            # No op stands in for a constant: TensorFlow infers shapes from its numbers.
-            if value.node is not None and paths.is_constant(value.node):
-                self.tensors[id(value)] = self.copy.create_op(value.node, [])[0]
-            elif value in self.kept:
-                self.tensors[id(value)] = self.kept.stand_in(value, self._find_shape(value, value.placement))
-        return self.tensors[id(value)]
-
-    def _count(self, value: Value, sizes: Sequence[Size], rows: Any) -> Any:
-        """The numbers `sizes` of a value as a tensor. rows: a scalar, the rows of this rank or of the batch."""
-        key = tuple(sizes), value.dtype, value.shape == [], id(rows)
-        if key not in self.counted:
-            with tf.control_dependencies(None):
-                entries = [
-                    tf.constant(size.value, value.dtype)
-                    if size.rows is None
-                    else tf.cast(rows if size.rows.unit == 1 else rows * size.rows.unit, value.dtype)
-                    for size in sizes
-                ]
-                self.counted[key] = entries[0] if value.shape == [] else tf.stack(entries)
-        return self.counted[key]
-
-    def _convert(self, value: Value, need: Placement | None) -> Any:
-        """The tensor of a value in the placement `need`, by its path (`paths.find_path`): the value's own tensor;
-        numbers of rows, which follow from the slice; the result of a collective, which `_exchange` has run before; or
-        the result of ops on one of these, such as slicing.
-        """
-        path = paths.find_path(value, need)
-        if path == paths.SAME or need is None:
-            return self._find_tensor(value)
-        if path == paths.COUNTED:  # the numbers follow from the number of rows of the batch, or of the rank's slice
-            batch_slice = self.copy.batch_slice
-            sizes = value.placement.sizes or need.sizes
-            return self._count(value, sizes, batch_slice.total if need.kind == REPLICATED else batch_slice.count)
-        is_part = need.kind in (PARTIAL, SHARDED, PIECE)
-        key = id(value), need if is_part else WHOLE
-        if key not in self.brought and path == paths.CONVERTED:
-            if need.kind == PARTIAL:
-                self.brought[key] = self.copy.keep_once(self._convert(value, WHOLE))
-            elif need.kind == SHARDED:
-                self.brought[key] = self.copy.slice_rows(self._convert(value, WHOLE), need)
-            elif need.kind == PIECE:
-                self.brought[key] = cut_piece(self._convert(value, WHOLE), need.cuts, self.copy.exchanger.rank)
-            else:
-                self.brought[key] = self.copy.make_sizes_whole(self._find_tensor(value), value.placement)
-        return self.brought[key]
+        return value if value in self.kept else self.tensors.bring(value, need)
 
     def _exchange(self, wave: Sequence[waves.Exchange], is_last: bool) -> None:
         """Run the exchanges of one wave, after the wave before it.
@@ -232,7 +173,7 @@ class Body:
             return
         exchanger = self.copy.exchanger
         prepared_exchanges = [
-            prepare(self.copy, exchange.value, self._find_tensor(exchange.value), exchange.find_piece())
+            prepare(self.copy, exchange.value, self.tensors.find(exchange.value), exchange.find_piece())
             for exchange in wave
         ]
         # One value may need several requests, because rows are gathered block by block.
@@ -251,7 +192,9 @@ class Body:
         remaining_results = iter(results)
         for exchange, prepared_exchange in zip(wave, prepared_exchanges):
             own_results = list(itertools.islice(remaining_results, len(prepared_exchange.requests)))
-            self.brought[id(exchange.value), exchange.find_piece() or WHOLE] = prepared_exchange.finish(own_results)
+            self.tensors.brought[id(exchange.value), exchange.find_piece() or WHOLE] = prepared_exchange.finish(
+                own_results
+            )
 
     def _publish(self, values: Sequence[Value]) -> None:
         """Assign pieces to variables, and publish the new values to all ranks."""
@@ -260,19 +203,13 @@ class Body:
         publications = []
         for value in values:
             node = self.publications[id(value)]
-            handle, piece = self._find_tensor(node.inputs[0]), self._find_tensor(value)
+            handle, piece = self.tensors.find(node.inputs[0]), self.tensors.find(value)
             operations_before = self._wait_for(node.controls)
-            publications.append(Publication(node.type, handle, piece, value.placement.cuts, operations_before))
+            cuts = cast(Piece, value.placement).cuts
+            publications.append(Publication(node.type, handle, piece, cuts, operations_before))
         with tf.control_dependencies(self.last):
             self.last = self.copy.exchanger.publish(publications)
         self.operations.update((id(self.publications[id(value)]), self.last) for value in values)
-
-    def _find_shape(self, value: Value, placement: Placement) -> list[int | None] | None:
-        """The known part of the shape that the tensor of a value has in this placement."""
-        if placement.is_piece:
-            first, last = placement.cuts[self.copy.exchanger.rank :][:2]
-            return [last - first]
-        return value.find_shape(placement)
 
 
 def _find_publications(program: Program) -> dict[int, Node]:
@@ -282,7 +219,7 @@ def _find_publications(program: Program) -> dict[int, Node]:
     """
     users: dict[int, list[Node | None]] = {}  # of each piece that is needed whole: assignments; None: another use
     for value, need, node in program.iterate_needs():
-        if value.placement.is_piece and needs_exchange(value.placement, need):
+        if isinstance(value.placement, Piece) and value.placement.needs_exchange(need):
             is_assigned = node is not None and node.type in ASSIGNS and node.inputs[1] is value
             users.setdefault(id(value), []).append(node if is_assigned else None)
     return {piece_id: nodes[0] for piece_id, nodes in users.items() if len(nodes) == 1 and nodes[0] is not None}

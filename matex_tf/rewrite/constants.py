@@ -1,7 +1,7 @@
 """Constant folding: finds values that are fixed before the graph runs, such as the axes and shapes that rules need.
 
 An op that makes a few integers or booleans of known values is run while the graph is read (`evaluate`); a few are up to
-`MAX_TRACKED`. A `Node` is an op of the script's graph, a `Value` one of its tensors.
+`MAX_TRACKED`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 
 from matex_tf.lazy import tf
-from matex_tf.rewrite.graph_ops import evaluate_op, is_stateful, list_functions
+from matex_tf.rewrite.graph_ops import HANDLES, evaluate_op, is_stateful, list_functions
 from matex_tf.rewrite.nodes import MAX_TRACKED, Node, Value
-from matex_tf.rewrite.subgraphs import FLOW
+from matex_tf.rewrite.placement import WHOLE, Replicated, Size
+from matex_tf.rewrite.subgraphs import V1_FLOW
 
 _FOLDED = ("int32", "int64", "bool")
 _Attributes = tuple[tuple[str, bytes], ...]
@@ -28,7 +29,7 @@ def find_constants(node: Node) -> None:
         node.outputs[0].constant = _read(node.definition.attr["value"].tensor.SerializeToString(deterministic=True))
     elif node.type == "Shape":
         shape = node.inputs[0].shape
-        if node.inputs[0].placement.is_replicated and shape is not None and None not in shape:
+        if isinstance(node.inputs[0].placement, Replicated) and shape is not None and None not in shape:
             node.outputs[0].constant = np.array(shape, node.outputs[0].dtype.as_numpy_dtype)
     elif _is_foldable(node):
         arrays = [value.constant for value in node.inputs if value.constant is not None]
@@ -36,13 +37,13 @@ def find_constants(node: Node) -> None:
             value.constant = constant
 
 
-def note_sizes(value: Value) -> None:
-    """For a value that holds sizes, such as a shape: make its constant of them, if all of them are fixed."""
-    numbers = [size.value for size in value.placement.sizes]
+def note_sizes(value: Value, sizes: Sequence[Size]) -> None:
+    """Make a value of sizes that are the same on all ranks `WHOLE`, with a constant if all of them are fixed."""
+    numbers = [size.value for size in sizes]
     shape = value.tensor.shape
     if None not in numbers and shape.rank in (0, 1) and value.constant is None:
         value.constant = np.array(numbers, value.dtype.as_numpy_dtype).reshape([-1] if shape.rank else [])
-    value.placement = value.placement._replace(sizes=())
+    value.placement = WHOLE
 
 
 def find_shapes(node: Node) -> list[list[int | None] | None]:
@@ -52,7 +53,7 @@ def find_shapes(node: Node) -> list[list[int | None] | None]:
         return []
     if all(tensor.shape.is_fully_defined() for tensor in op.outputs):
         return []
-    if any(value.dtype.name in ("resource", "variant") for value in node.inputs):
+    if any(value.dtype.name in HANDLES for value in node.inputs):
         return []
     # Create the op in a graph of its own, where TensorFlow infers the shapes of its outputs.
     with tf.Graph().as_default() as graph:
@@ -104,6 +105,6 @@ def _is_foldable(node: Node) -> bool:
             return False
     if not node.inputs or any(value.dtype.name not in _FOLDED for value in node.outputs):
         return False
-    if is_stateful(node.type) or node.type in FLOW:  # FLOW: branches and loops of tf.compat.v1
+    if is_stateful(node.type) or node.type in V1_FLOW:
         return False
     return all((value.tensor.shape.num_elements() or MAX_TRACKED + 1) <= MAX_TRACKED for value in node.outputs)

@@ -5,10 +5,7 @@ branch op must have one placement, whichever branch runs. A loop variable must h
 turn. For example, if one branch returns a partial sum and the other a constant, the output is a partial sum: rank 0
 keeps the constant, the other ranks have 0.
 
-In the functions here `reader`, a `propagate.Reader`, reads a body: it finds the placements of the body's tensors. The
-placements in which a body must return its outputs are its `gives`. The result of a rule is a `Decision`: the placements
-that an op needs of its inputs (None: any) and gives its outputs, and `emit`, which creates the op in the step's copy.
-After a `NoRuleError` the op takes whole tensors.
+`reader`, a `propagate.Reader`, reads a body. The placements in which a body must return its outputs are its `gives`.
 """
 
 from __future__ import annotations
@@ -18,39 +15,23 @@ from typing import Any
 
 from matex_tf.lazy import tf
 from matex_tf.rewrite.functions import find_callee
-from matex_tf.rewrite.graph_ops import list_functions
+from matex_tf.rewrite.graph_ops import BRANCHES, list_functions
 from matex_tf.rewrite.nodes import Decision, Node, NoRuleError, Value
-from matex_tf.rewrite.placement import LIST, PARTIAL, PIECE, REPLICATED, SHARDED, SIZES, WHOLE, Placement, join, list_of
+from matex_tf.rewrite.placement import (
+    WHOLE,
+    FedHandle,
+    ItemList,
+    Piece,
+    Placement,
+    Replicated,
+    Sharded,
+    Zeros,
+    drop_facts,
+    join,
+)
 
 MAX_READINGS = 12
 """The body of a loop is read until its output placements equal its input placements, at most so often."""
-
-
-def needs_exchange(placement: Placement, need: Placement | None) -> bool:
-    """Whether a collective is needed to bring a tensor from `placement` to `need`; a need of None keeps it as it is."""
-    if placement.kind == REPLICATED or need is None:
-        return False
-    if placement.kind == PARTIAL:
-        return need.kind != PARTIAL
-    if placement.kind in (SHARDED, PIECE):
-        return not placement.has_layout(need)
-    if placement.kind == SIZES:  # a rank does not know how many rows a mask has selected on other ranks
-        return any(size.rows is not None and size.rows.chosen is not None for size in placement.sizes)
-    # Items with another placement than the need's are made whole. For sizes this takes no collective, but `gathering`
-    # does this, too.
-    if placement.kind == LIST:
-        item, needed_item = placement.item or WHOLE, need.item if need.kind == LIST else None
-        return item != needed_item and (item.kind == SIZES or needs_exchange(item, WHOLE))
-    return False
-
-
-def _drop_inner_facts(placement: Placement) -> Placement:
-    """The placement of an output of a branch or turn, without facts that may not hold in another branch or turn: that
-    the tensor has indices of rows, or is 0 everywhere.
-    """
-    if placement.kind == LIST and placement.item is not None:
-        return list_of(_drop_inner_facts(placement.item), placement.dtype)
-    return placement._replace(index_rows=None, is_zero=False)
 
 
 def _drop_inner_slice(placement: Placement) -> Placement:
@@ -59,9 +40,9 @@ def _drop_inner_slice(placement: Placement) -> Placement:
     Iterators with a feed, which gives each rank its rows of a batch (`feeds`), and lists of whole items do not depend
     on the slice.
     """
-    outer = _drop_inner_facts(placement)
-    is_whole_list = outer.kind == LIST and (outer.item is None or outer.item.is_replicated)
-    return outer if outer.feed is not None or is_whole_list else WHOLE
+    outer = drop_facts(placement)
+    is_whole_list = isinstance(outer, ItemList) and not outer.has_parts
+    return outer if isinstance(outer, FedHandle) or is_whole_list else WHOLE
 
 
 def place_branches(reader: Any, node: Node) -> Decision:
@@ -92,17 +73,17 @@ def place_branches(reader: Any, node: Node) -> Decision:
 
 def _join_branches(node: Node, index: int) -> Placement:
     """The placement of an output to which each branch can be brought."""
-    placements = [_drop_inner_facts(body.outputs[index].placement) for body in node.bodies]
+    placements = [drop_facts(body.outputs[index].placement) for body in node.bodies]
     joined = functools.reduce(join, placements)
     if any(body.takes_batch for body in node.bodies):
         joined = _drop_inner_slice(joined)
-    elif joined.is_sharded and joined.rows.chosen is not None:  # rows that a mask of one branch has selected
+    elif isinstance(joined, Sharded) and joined.rows.chosen is not None:  # rows that a mask of one branch has selected
         joined = WHOLE
     for placement in placements:
         # A residual, a tensor that a branch keeps for its gradient, is an optional, placed as a list without a dtype.
         # No collective can make it whole.
-        is_optional = placement.kind == LIST and placement.dtype is None
-        if is_optional and needs_exchange(placement, joined):
+        is_optional = isinstance(placement, ItemList) and placement.dtype is None
+        if is_optional and placement.needs_exchange(joined):
             raise NoRuleError
     return joined
 
@@ -123,8 +104,8 @@ def place_loop(reader: Any, node: Node) -> Decision:
     are_fixed = are_kept
     for _ in range(MAX_READINGS):
         body = reader.read(body_graph, carried, (*node.key, "body"), constants, repeats=True)
-        drop_facts = _drop_inner_slice if body.takes_batch else _drop_inner_facts
-        result_placements = [drop_facts(value.placement) for value in body.outputs]
+        drop_inner = _drop_inner_slice if body.takes_batch else drop_facts
+        result_placements = [drop_inner(value.placement) for value in body.outputs]
         # First, variables that can be carried in rows get rows, since placements of other variables may follow.
         get_rows = map(_can_carry_rows, inputs, carried, body.outputs, result_placements)
         new_placements = [
@@ -142,7 +123,7 @@ def place_loop(reader: Any, node: Node) -> Decision:
             break
         # A variable that has become whole stays whole. Otherwise its placement could change back and forth.
         are_fixed = [
-            is_fixed or (placement == WHOLE and not old_placement.is_replicated)
+            is_fixed or (placement == WHOLE and not isinstance(old_placement, Replicated))
             for old_placement, placement, is_fixed in zip(carried, new_placements, are_fixed)
         ]
         carried = new_placements
@@ -170,14 +151,13 @@ def place_loop(reader: Any, node: Node) -> Decision:
 def _find_start(value: Value, is_kept: bool) -> Placement:
     """The placement in which a loop variable enters the first turn. is_kept: a turn leaves it unchanged."""
     placement = value.placement
-    if placement.is_piece:
-        return WHOLE
-    if is_kept:
-        return placement
-    if placement.is_sharded and placement.rows.chosen is not None:  # a mask may select other rows in each turn
+    if isinstance(placement, Piece):
         return WHOLE
     # A loop variable that begins as zeros may be a partial sum, such as a gradient that each turn adds to.
-    return _drop_inner_facts(placement)._replace(is_zero=placement.is_zero)
+    if is_kept or isinstance(placement, Zeros):
+        return placement
+    # A mask may select other rows in each turn.
+    return WHOLE if isinstance(placement, Sharded) and placement.rows.chosen is not None else drop_facts(placement)
 
 
 def _can_carry_rows(initial: Value, placement_before: Placement, result: Value, placement_after: Placement) -> bool:
@@ -190,7 +170,9 @@ def _can_carry_rows(initial: Value, placement_before: Placement, result: Value, 
     result: the variable after a turn.
     placement_after: the placement of `result`.
     """
-    if not placement_before.is_replicated or not placement_after.is_sharded or placement_after.rows.chosen is not None:
+    if not isinstance(placement_before, Replicated) or not isinstance(placement_after, Sharded):
+        return False
+    if placement_after.rows.chosen is not None:
         return False
     lengths = [
         None if value.whole_shape is None else value.whole_shape[placement_after.axis] for value in (initial, result)
@@ -199,6 +181,6 @@ def _can_carry_rows(initial: Value, placement_before: Placement, result: Value, 
 
 
 FLOW = {
-    **dict.fromkeys(("If", "StatelessIf", "Case", "StatelessCase"), place_branches),
+    **dict.fromkeys(BRANCHES, place_branches),
     **dict.fromkeys(("While", "StatelessWhile"), place_loop),
 }

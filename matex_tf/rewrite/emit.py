@@ -1,8 +1,6 @@
 """Builds the copy of a step: its ops on this rank's rows, with collectives between them.
 
-A program is the ops of one graph, with the placements of their tensors. A step has a program for its graph, and one for
-each branch and loop body. `Copy.build` makes the ops of one program (`bodies.Body`). Where a rule replaces an op, the
-rule's `emit` function gets the `Copy`, which has this rank's slice.
+A step has a program for its graph, and one for each branch and loop body. `Copy.build` makes the ops of one program.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from matex_tf.rewrite.compiled import MUST_COMPILE
 from matex_tf.rewrite.nodes import Node
 from matex_tf.rewrite.own_batches import OwnRows
 from matex_tf.rewrite.pauses import pause_collection
-from matex_tf.rewrite.placement import Placement
+from matex_tf.rewrite.placement import Sharded, Sizes
 from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.sharing import Exchanger, Slice
 
@@ -117,7 +115,7 @@ class Copy:
             op = graph._create_op_internal(node.type, captured_inputs, dtypes, name=name or node.type, attrs=attributes)
         return list(op.outputs)
 
-    def slice_rows(self, tensor: Any, placement: Placement) -> Any:
+    def slice_rows(self, tensor: Any, placement: Sharded) -> Any:
         """This rank's rows of a replicated tensor; the tensor itself if the axis has one entry for all rows."""
         batch_slice, blocks = self.batch_slice, placement.rows.blocks
         sizes = tf.shape(tensor, tf.int64)
@@ -143,10 +141,10 @@ class Copy:
             rows.set_shape([None if axis == placement.axis else size for axis, size in enumerate(tensor.shape)])
         return rows
 
-    def make_sizes_whole(self, tensor: Any, placement: Placement) -> Any:
+    def make_sizes_whole(self, tensor: Any, placement: Sizes) -> Any:
         """Turn sizes of this rank's slice into sizes of the batch: 6 entries of 2 rows become 15 entries of 5 rows."""
         count, total = (tf.cast(number, tensor.dtype) for number in (self.batch_slice.count, self.batch_slice.total))
-        are_counts = [size.rows is not None and size.rows.chosen is None for size in placement.sizes]
+        are_counts = [size.rows is not None and not size.counts_chosen for size in placement.sizes]
         mask = are_counts[0] if tensor.shape.rank == 0 else are_counts
         # -1 stands for any size. Numbers of rows that a mask selects (`chosen`) are whole already: a collective has
         # added them up.

@@ -1,10 +1,8 @@
 """Feeds: how a step that loops over a dataset gets this rank's rows of each batch, rather than the whole batch.
 
 The graph of such a step has an op that returns a whole batch of the dataset, such as `IteratorGetNext`. The feed of the
-dataset replaces the op by ops that return the rank's rows. A *handle*, a tensor that stands for the dataset, for an
-iterator over it or for an optional batch of it, has the feed in its placement (`Placement.feed`). `propagate` asks the
-feed for the `Decision` on each op (a `Node`) that has a handle among its inputs: the placements that the op needs, the
-placements of its outputs, and a function `emit` that creates ops in its place.
+dataset replaces the op by ops that return the rank's rows. Each handle of the dataset has the feed in its placement
+(`FedHandle`), and the feed decides on each op that takes such a handle.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from matex_tf.lazy import tf
 from matex_tf.rewrite import sources
 from matex_tf.rewrite.nodes import Decision, Node, Value
 from matex_tf.rewrite.own_batches import gather_rows, takes_rows
-from matex_tf.rewrite.placement import BATCH, REPLICATED, WHOLE, Placement
+from matex_tf.rewrite.placement import BATCH, WHOLE, FedHandle, Placement
 
 _SAME_ELEMENTS = ("TakeDataset", "SkipDataset", "RepeatDataset")
 """Ops that make a dataset of elements of their input, a dataset: of some elements, or of all, repeated."""
@@ -72,7 +70,7 @@ class SharedFeed:
     communicates: bool
     make_rows: Callable[[Any, list[Any]], tuple[list[Any], Any]]
     origin: SharedFeed | None = None
-    _zipped: dict[Any, Placement] = dataclasses.field(default_factory=dict, init=False)
+    _zipped: dict[Any, FedHandle] = dataclasses.field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self.origin = self.origin or self
@@ -113,9 +111,9 @@ class SharedFeed:
         if node.type == "IteratorGetNextAsOptional" or node.type in _SAME_ELEMENTS:
             return node.decide([], placement, emit=lambda copy, *inputs: self._create(node, *inputs))
         # The output is a dataset of the elements, each together with numbers.
-        if node.type == "ZipDataset" and sum(value.placement.feed is not None for value in node.inputs) == 1:
+        if node.type == "ZipDataset" and sum(isinstance(value.placement, FedHandle) for value in node.inputs) == 1:
             if node.op not in self._zipped:
-                self._zipped[node.op] = Placement(REPLICATED, feed=self._zip_with_numbers(node))
+                self._zipped[node.op] = FedHandle(self._zip_with_numbers(node))
             zipped = self._zipped[node.op]
             return node.decide([], zipped, emit=lambda copy, *inputs: zipped.feed._create(node, inputs))
         # Refuse an op that reads elements itself, or makes a dataset or an optional (a variant) of them.
@@ -130,14 +128,14 @@ class SharedFeed:
 
         An element has one number for each dataset of numbers, and between them the tensors of this feed's element.
         """
-        ranges = [value for value in node.inputs if value.placement.feed is None]
+        ranges = [value for value in node.inputs if not isinstance(value.placement, FedHandle)]
         types = list(map(_find_type_of_range, ranges))
         if None in types:
             reason = "takes another dataset, too, in which ranks may find different elements"
             raise FeedRefusedError(self.origin, f"{node.type} '{node.op.name}' {reason}")
         # Tensors `start` to `end` of an element are of this feed. `start` is also the index of this feed's dataset,
         # because each dataset of numbers before it gives one tensor.
-        start = next(index for index, value in enumerate(node.inputs) if value.placement.feed is not None)
+        start = next(index for index, value in enumerate(node.inputs) if isinstance(value.placement, FedHandle))
         end = start + len(self.specs)
         numbers = [(dtype, tf.TensorShape([])) for dtype in types]
 

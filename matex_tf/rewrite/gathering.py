@@ -1,9 +1,6 @@
 """How a value of a step is made whole, or summed, from the tensors that ranks have: requests for collectives, and the
 tensor made of their results.
 
-`bodies.Body` prepares all exchanges of a wave (a group that travels together, see `waves`), gives all their requests to
-the `sharing.Exchanger`, which runs the collectives, and finishes each exchange.
-
 Ranks gather along the first axis. So a tensor that is sharded along axis 2 is gathered with this axis in front, and a
 tensor of two blocks (`placement.Rows`) block by block: all rows of block 0 come before the rows of block 1. A request
 is `owned` if it is about pieces of variables, of which each rank has one: ranks without rows contribute, too.
@@ -12,11 +9,11 @@ is `owned` if it is about pieces of variables, of which each rank has one: ranks
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from matex_tf.lazy import tf
 from matex_tf.rewrite.nodes import Value
-from matex_tf.rewrite.placement import LIST, PARTIAL, PIECE, SIZES, WHOLE, Placement, Rows
+from matex_tf.rewrite.placement import ItemList, Partial, Piece, Rows, Sharded, Sizes
 from matex_tf.rewrite.sharing import Request
 
 
@@ -27,7 +24,7 @@ class Prepared(NamedTuple):
     finish: Callable[[Sequence[Any]], Any]
 
 
-def prepare(copy: Any, value: Value, tensor: Any, piece: Placement | None = None) -> Prepared:
+def prepare(copy: Any, value: Value, tensor: Any, piece: Piece | None = None) -> Prepared:
     """Prepare the exchange of a value.
 
     copy: the copy that is built of the step's program (`emit`); it knows this rank's slice of the batch.
@@ -35,18 +32,23 @@ def prepare(copy: Any, value: Value, tensor: Any, piece: Placement | None = None
     piece: of a partial sum of which a piece is needed: the placement of the piece. None: the whole value is needed.
     """
     placement = value.placement
-    if placement.kind == PARTIAL:
-        cuts = () if piece is None else piece.cuts
-        request = Request(placement.reduction, tensor, cuts, owned=placement.owned)
-        return Prepared([request], lambda results: results[0])
-    if placement.kind == PIECE:
+    if isinstance(placement, Partial):
+        return _prepare_partial(tensor, placement, () if piece is None else piece.cuts)
+    if isinstance(placement, Piece):
         request = Request("gather", tensor, placement.cuts, owned=True)
         return Prepared([request], lambda results: tf.reshape(results[0], value.shape))
-    if placement.kind == SIZES:
+    if isinstance(placement, Sizes):
         return _prepare_sizes(copy, tensor, placement)
-    if placement.kind == LIST:
-        return _prepare_list(copy, value, tensor)
-    return _prepare_rows(copy, tensor, placement.axis, placement.rows)
+    if isinstance(placement, ItemList):
+        return _prepare_list(copy, tensor, placement)
+    if isinstance(placement, Sharded):
+        return _prepare_rows(copy, tensor, placement.axis, placement.rows)
+    raise TypeError(f"a tensor of the placement {placement} needs no collective")
+
+
+def _prepare_partial(tensor: Any, placement: Partial, cuts: tuple[int, ...] = ()) -> Prepared:
+    request = Request(placement.reduction, tensor, cuts, owned=placement.owned)
+    return Prepared([request], lambda results: results[0])
 
 
 def _prepare_rows(copy: Any, tensor: Any, axis: int, rows: Rows) -> Prepared:
@@ -87,9 +89,9 @@ def _swap_axes(tensor: Any, axis: int) -> Any:
     return tf.transpose(tensor, order)
 
 
-def _prepare_sizes(copy: Any, tensor: Any, placement: Placement) -> Prepared:
+def _prepare_sizes(copy: Any, tensor: Any, placement: Sizes) -> Prepared:
     """Adds up numbers of rows that a mask selects: each rank knows only its own number. Other sizes are computed."""
-    are_selected = [size.rows is not None and size.rows.chosen is not None for size in placement.sizes]
+    are_selected = [size.counts_chosen for size in placement.sizes]
     mask = tf.constant(are_selected[0] if tensor.shape.rank == 0 else are_selected)
     own_counts = tf.where(mask, tensor, tf.zeros_like(tensor))
 
@@ -99,9 +101,9 @@ def _prepare_sizes(copy: Any, tensor: Any, placement: Placement) -> Prepared:
     return Prepared([Request("sum", own_counts)], finish)
 
 
-def _prepare_list(copy: Any, value: Value, tensor: Any) -> Prepared:
+def _prepare_list(copy: Any, tensor: Any, placement: ItemList) -> Prepared:
     """Exchanges all items of a list as one tensor."""
-    item, dtype = value.placement.item or WHOLE, value.placement.dtype  # no item: the list is empty
+    item, dtype = placement.item, placement.dtype
 
     def stack() -> Any:
         return tf.raw_ops.TensorListStack(input_handle=tensor, element_shape=-1, element_dtype=dtype)
@@ -112,12 +114,12 @@ def _prepare_list(copy: Any, value: Value, tensor: Any) -> Prepared:
     def make_sizes_whole() -> Any:
         return unstack(copy.make_sizes_whole(stack(), item))
 
-    if item.kind == SIZES:  # without a collective; of a list without items the op `stack` does not know the shape
+    if isinstance(item, Sizes):  # without a collective; of a list without items the op `stack` does not know the shape
         has_items = tf.raw_ops.TensorListLength(input_handle=tensor) > 0
         return Prepared([], lambda _: tf.cond(has_items, make_sizes_whole, lambda: tf.identity(tensor)))
     stacked = stack()
-    if item.kind == PARTIAL:
-        prepared = Prepared([Request(item.reduction, stacked)], lambda results: results[0])
-    else:
+    if isinstance(item, Sharded):
         prepared = _prepare_rows(copy, stacked, item.axis + 1, item.rows)  # axis 0 of the stack numbers the items
+    else:
+        prepared = _prepare_partial(stacked, cast(Partial, item))
     return Prepared(prepared.requests, lambda results: unstack(prepared.finish(results)))

@@ -10,6 +10,11 @@ import numpy as np
 
 from matex_tf.lazy import tf
 
+HANDLES = ("resource", "variant")
+"""Dtypes of tensors that stand for an object, such as an iterator or a dataset."""
+BRANCHES = {"If", "StatelessIf", "Case", "StatelessCase"}
+"""Ops of `tf.cond` and `tf.switch_case`. Their first input selects the branch; a branch takes the other inputs."""
+
 
 @functools.cache
 def _import_registry() -> Any:
@@ -86,7 +91,7 @@ def evaluate_op(op: Any, inputs: list[Any]) -> list[Any]:
     """The arrays that an op computes from known arrays, by running it now; empty if it cannot run."""
     from tensorflow.python.eager import context, execute
 
-    if any(tensor.dtype.name in ("variant", "resource", "string") for tensor in (*op.inputs, *op.outputs)):
+    if any(tensor.dtype.name in (*HANDLES, "string") for tensor in (*op.inputs, *op.outputs)):
         return []
     attributes: list[Any] = []
     for attribute in op.op_def.attr:

@@ -1,9 +1,8 @@
 """Finds, for each sum over the ranks, the gradient to which it belongs.
 
-The script's gradients have labels, which name their variables (`steps.gradients`). But the copy, the graph that the
-ranks run, may add up other tensors over the ranks than these. For a gradient `g = a + b`, it may add up `a` and `b`:
-both sums get the label of `g`. If the script scales `g`, the copy may add up the scaled tensor: this sum gets the label
-of `g`, too.
+The script's gradients have labels, which name their variables (`steps.gradients`). But the copy may add up other
+tensors over the ranks than these. For a gradient `g = a + b`, it may add up `a` and `b`: both sums get the label of
+`g`. If the script scales `g`, the copy may add up the scaled tensor: this sum gets the label of `g`, too.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any
 
 from matex_tf import tags
 from matex_tf.rewrite.nodes import Node, Value
-from matex_tf.rewrite.placement import PARTIAL
+from matex_tf.rewrite.placement import Partial, Replicated
 from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.subgraphs import reach
 from matex_tf.rewrite.waves import Exchange
@@ -81,7 +80,7 @@ def _list_labels_before(value: Value) -> list[Any]:
     """The labels of the terms of a partial sum, found by going back from the sum. A labelled tensor ends the search."""
 
     def list_terms(current: Value) -> Sequence[Value]:
-        if current.label is not None or current.node is None or not current.placement.is_partial:
+        if current.label is not None or current.node is None or not current.placement.is_row_sum:
             return ()
         return current.node.inputs
 
@@ -93,7 +92,7 @@ def _list_labels_after(value: Value, users: dict[int, list[Node]]) -> list[Any]:
 
     def list_results(current: Value) -> list[Value]:
         nodes = users.get(id(current), ()) if current.label is None else ()
-        return [output for node in nodes for output in node.outputs if output.placement.is_replicated]
+        return [output for node in nodes for output in node.outputs if isinstance(output.placement, Replicated)]
 
     return [result.label for result in reach([value], list_results) if result.label is not None]
 
@@ -107,6 +106,6 @@ def checks_labelled(program: Program, types: Sequence[str]) -> bool:
             return True
         if is_derived:
             derived_ids.update(
-                id(value) for value in node.outputs if value.placement.kind == PARTIAL or value.placement.is_replicated
+                id(value) for value in node.outputs if isinstance(value.placement, (Partial, Replicated))
             )
     return False

@@ -1,10 +1,6 @@
 """Nodes and values: the ops and tensors of the script's graph, with called functions inlined, and the facts about them.
 
-`propagate` makes a `Node` of each op. The rule for the op's type reads the facts about the node's inputs, with the
-helper methods of `Node`, and returns a `Decision`: the placements that the op needs, and the placements of its outputs.
-
-A *reading* is one pass over the graph. `propagate` may read a graph several times, for example the body of a loop. The
-*copy* is the graph that ranks run in place of the script's (`emit`).
+The rule for an op's type reads these facts with the methods of `Node`, and returns a `Decision` or an `Expansion`.
 """
 
 from __future__ import annotations
@@ -15,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from matex_tf.rewrite.placement import REPLICATED, SIZES, WHOLE, Placement, Size
+from matex_tf.rewrite.placement import WHOLE, NamedAxes, Placement, Replicated, Sharded, Size, Sizes
 
 MAX_TRACKED = 64
 """The length of the longest vector whose values are tracked."""
@@ -25,6 +21,8 @@ _PLAIN = ("b", "i", "f", "s", "func", "shape")
 USUAL_SIZE = 128
 """The size that cost estimates assume for unknown sizes."""
 _Fact = TypeVar("_Fact")
+_Kind = TypeVar("_Kind", bound=Placement)
+_Class = type[_Kind]
 
 
 class Value:
@@ -69,7 +67,7 @@ class Value:
     def find_shape(self, placement: Placement) -> list[int | None] | None:
         """The known sizes of a rank's tensor, if the value is brought to this placement, which is no piece."""
         known_shape = self.whole_shape
-        if known_shape is None or not placement.is_sharded:
+        if known_shape is None or not isinstance(placement, Sharded):
             return known_shape
         return [None if axis == placement.axis else size for axis, size in enumerate(known_shape)]
 
@@ -89,7 +87,7 @@ class Value:
         for axis, size in enumerate([None] if self.shape is None else self.shape):
             if size is not None:
                 byte_count *= size
-            elif self.placement.is_sharded and axis == self.placement.axis:
+            elif isinstance(self.placement, Sharded) and axis == self.placement.axis:
                 byte_count *= rows * (self.placement.rows.unit or 1)
             else:
                 byte_count *= USUAL_SIZE
@@ -101,9 +99,10 @@ class Value:
 
         A known number is `Size(None, number)`; `Size()` is an unknown number that is equal on all ranks.
         """
-        if self.placement.kind == SIZES:
+        if isinstance(self.placement, Sizes):
             return self.placement.sizes
-        if self.placement.kind != REPLICATED or not self.dtype.is_integer or self.shape is None or len(self.shape) > 1:
+        is_vector = self.dtype.is_integer and self.shape is not None and len(self.shape) <= 1
+        if not is_vector or not isinstance(self.placement, Replicated):
             return None
         if self.constant is not None:
             return tuple(Size(None, int(number)) for number in self.constant.reshape(-1))
@@ -113,10 +112,10 @@ class Value:
     @property
     def counts(self) -> tuple[Size, ...] | None:
         """The entries of a vector of sizes, if this rank's number of rows determines all of them; else None."""
-        if self.placement.kind != SIZES:
+        if not isinstance(self.placement, Sizes):
             return None
         sizes = self.placement.sizes
-        are_known = all((size.value if size.rows is None else size.rows.unit) is not None for size in sizes)
+        are_known = all(size.is_known for size in sizes)
         return sizes if are_known and self.shape in ([], [len(sizes)]) else None
 
 
@@ -217,17 +216,26 @@ class Node:
     def get_placement(self, index: int) -> Placement:
         return self.inputs[index].placement
 
-    def require_rows(self, index: int = 0) -> Placement:
-        """The placement of an input that has rows. Raises NoRuleError for any other input."""
+    def require_kind(self, index: int, kind: _Class[_Kind]) -> _Kind:
+        """The placement of an input, if it is of this kind. Otherwise raises NoRuleError."""
         placement = self.inputs[index].placement
-        require(placement.is_sharded)
+        if not isinstance(placement, kind):
+            raise NoRuleError
         return placement
 
-    def find_input_with_rows(self, indexes: Iterable[int]) -> int:
-        """The first of these inputs, by their indices, that has rows. Raises NoRuleError if none has."""
-        return require_known(next((index for index in indexes if self.inputs[index].placement.is_sharded), None))
+    def require_rows(self, index: int = 0) -> Sharded:
+        """The placement of an input that has rows. Raises NoRuleError for any other input."""
+        return self.require_kind(index, Sharded)
 
-    def bring_rows(self, index: int, placement: Placement) -> Placement | None:
+    def find_input_with_rows(self, indexes: Iterable[int]) -> tuple[int, Sharded]:
+        """The index and the placement of the first of these inputs that has rows. Raises NoRuleError if none has."""
+        for index in indexes:
+            placement = self.inputs[index].placement
+            if isinstance(placement, Sharded):
+                return index, placement
+        raise NoRuleError
+
+    def bring_rows(self, index: int, placement: Sharded) -> Placement | None:
         """The placement that an input needs for an op that computes with the rows of `placement`.
 
         None: the input has these rows already. WHOLE: it has one entry along the axis of the rows, which is broadcast.
@@ -252,7 +260,7 @@ class Node:
 
     @property
     def has_rows(self) -> bool:
-        return any(value.placement.is_sharded for value in self.inputs)
+        return any(isinstance(value.placement, Sharded) for value in self.inputs)
 
     def read_attribute(self, name: str, default: Any = None) -> Any:
         attributes = self.definition.attr
@@ -271,13 +279,13 @@ class Node:
 
     def read_length(self, index: int) -> int | None:
         """The fixed length of the script's tensor along the axis along which this input is sharded; None: unknown."""
-        value = self.inputs[index]
-        return None if value.whole_shape is None else value.whole_shape[value.placement.axis]
+        shape = self.inputs[index].whole_shape
+        return None if shape is None else shape[self.require_rows(index).axis]
 
-    def has_length(self, index: int, placement: Placement) -> bool:
+    def has_length(self, index: int, placement: Sharded) -> bool:
         """Whether an input certainly has as many entries along the axis of `placement` as all ranks have together."""
         shape, unit = self.inputs[index].whole_shape, placement.rows.unit
-        if not placement.is_sharded or not shape or len(shape) <= placement.axis or not (self.batch_rows and unit):
+        if not shape or len(shape) <= placement.axis or not self.batch_rows or not unit:
             return False
         return shape[placement.axis] == self.batch_rows * unit
 
@@ -290,11 +298,11 @@ class Node:
 
     def read_named_axes(self, index: int, axis_count: int) -> list[bool | None]:
         """For each axis: whether the input names it; None if that is unknown."""
-        axes = self.get_placement(index).axes
-        if axes is not None and len(axes) <= axis_count:
+        placement = self.get_placement(index)
+        if isinstance(placement, NamedAxes) and len(placement.axes) <= axis_count:
             # The vector may be about the first axes only: of a matrix product, only the outer axes are broadcast. It
             # names no axis after these.
-            return [*axes, *[False] * (axis_count - len(axes))]
+            return [*placement.axes, *[False] * (axis_count - len(placement.axes))]
         named_axes = self.read_axes(index, axis_count)
         return [axis in named_axes for axis in range(axis_count)]
 

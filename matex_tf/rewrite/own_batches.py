@@ -11,14 +11,11 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from matex_tf.lazy import tf
-from matex_tf.rewrite.graph_ops import has_op
+from matex_tf.rewrite.graph_ops import HANDLES, has_op
 from matex_tf.rewrite.nodes import Decision, Node
-from matex_tf.rewrite.placement import BATCH, REPLICATED, WHOLE, Placement
+from matex_tf.rewrite.placement import BATCH, WHOLE, FedHandle, Placement
 from matex_tf.rewrite.sharing import Request, Slice
 from matex_tf.rewrite.sources import SOURCES
-
-HANDLES = ("resource", "variant")
-"""Dtypes of tensors that stand for an object, such as an iterator or a dataset."""
 
 
 class OwnRowsError(Exception):
@@ -47,11 +44,7 @@ def takes_rows(node: Node) -> bool:
 
 
 class OwnFeed:
-    """The `feeds.Feed` of own batches: it decides on the ops whose input is an iterator over a rank's own data.
-
-    A `Decision` has the placements of an op's inputs and outputs, and `emit`, which creates the ops in the copy. WHOLE:
-    every rank has the complete tensor. BATCH: each rank has its rows.
-    """
+    """The `feeds.Feed` of own batches: it decides on the ops whose input is an iterator over a rank's own data."""
 
     def place_batch(self, node: Node, is_sliced: bool) -> Decision:
         """is_sliced: the op returns this rank's rows; else the rows of all ranks, since ranks divide another batch."""
@@ -89,7 +82,7 @@ class OwnFeed:
         return Decision([WHOLE] * len(node.inputs), [placement] * len(node.outputs))
 
 
-OWN = Placement(REPLICATED, feed=OwnFeed())
+OWN = FedHandle(OwnFeed())
 """The placement of an iterator over a rank's part of the data."""
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from matex_tf.lazy import tf
 from matex_tf.rewrite.nodes import Decision, Node, NoRuleError, Value, require, require_known
-from matex_tf.rewrite.placement import PARTIAL, WHOLE, Placement, make_piece
+from matex_tf.rewrite.placement import WHOLE, Partial, Piece, PieceHandle, Placement
 from matex_tf.rewrite.rules.entrywise import IDENTITIES, TYPES
 
 _ENTRYWISE = TYPES.union(f"{IDENTITIES} FloorDiv Maximum Minimum FloorMod Select SelectV2 ZerosLike OnesLike".split())
@@ -43,25 +43,25 @@ def place(node: Node) -> Decision:
     """
     # Input 0 is the handle of a variable in pieces: a read returns a piece, an assignment takes one.
     first_placement = node.get_placement(0)
-    if first_placement.is_piece_handle:
+    if isinstance(first_placement, PieceHandle):
         if node.type == "ReadVariableOp":
-            return node.decide([None], make_piece(first_placement.cuts))
-        if node.type in ASSIGNS and not node.get_placement(1).is_piece_handle:
+            return node.decide([None], Piece(first_placement.cuts))
+        if node.type in ASSIGNS and not isinstance(node.get_placement(1), PieceHandle):
             return node.decide([None, _find_need(node.inputs[1], first_placement.cuts)])
         raise NoRuleError  # the op takes the variable whole
     # Otherwise some inputs are pieces. A handle among the other inputs belongs to an op that takes the variable whole.
-    require(not any(placement.is_piece_handle for placement in node.placements))
+    require(not any(isinstance(placement, PieceHandle) for placement in node.placements))
     if node.type in _ENTRYWISE:
         return _compute_entries(node)
-    require(first_placement.is_piece)
+    piece = node.require_kind(0, Piece)
     if node.type in _SAME_ORDER:
         # The last cut is the number of entries of the whole tensor.
-        require(node.op.outputs[0].shape.num_elements() == first_placement.cuts[-1])
-        return node.decide([None], first_placement, emit=lambda _, piece, *shape: [piece])
+        require(node.op.outputs[0].shape.num_elements() == piece.cuts[-1])
+        return node.decide([None], piece, emit=lambda _, entries, *shape: [entries])
     if node.type in ("Shape", "Size", "Rank"):
         return _describe(node)
     if node.type in _COMBINED_BY:
-        return _reduce(node)
+        return _reduce(node, piece.cuts[-1])
     raise NoRuleError
 
 
@@ -95,17 +95,18 @@ def _find_need(value: Value, cuts: tuple[int, ...]) -> Placement | None:
     Raises NoRuleError if the value has another number of entries than the pieces.
     """
     require(count_entries(value) == cuts[-1])
-    return None if value.placement.has_layout(make_piece(cuts)) else make_piece(cuts)
+    return None if value.placement.has_layout(Piece(cuts)) else Piece(cuts)
 
 
 def _compute_entries(node: Node) -> Decision:
     """An elementwise op on pieces, other tensors of their shape, and scalars."""
-    piece = next(value for value in node.inputs if value.placement.is_piece)
-    shape, cuts = _find_fixed_shape(piece), piece.placement.cuts
+    shape, cuts = next(
+        (_find_fixed_shape(value), value.placement.cuts) for value in node.inputs if isinstance(value.placement, Piece)
+    )
     require(len(node.outputs) == 1 and _find_fixed_shape(node.outputs[0]) == shape)
     require(all(_find_fixed_shape(value) in (shape, ()) for value in node.inputs))
     needs = [_find_need(value, cuts) if _find_fixed_shape(value) == shape else WHOLE for value in node.inputs]
-    return node.decide(needs, make_piece(cuts))
+    return node.decide(needs, Piece(cuts))
 
 
 def _describe(node: Node) -> Decision:
@@ -116,11 +117,11 @@ def _describe(node: Node) -> Decision:
     return Decision([None], [WHOLE], lambda *_: [tf.constant(constant)], [constant])
 
 
-def _reduce(node: Node) -> Decision:
+def _reduce(node: Node, entry_count: int) -> Decision:
     """A reduction over all entries: each rank reduces its piece, and a collective combines the results (`owned`)."""
     if node.type == "L2Loss":
-        return node.decide([None], Placement(PARTIAL, owned=True))
-    axis_count, entry_count = node.count_axes(0), node.get_placement(0).cuts[-1]
+        return node.decide([None], Partial(owned=True))
+    axis_count = node.count_axes(0)
     require(all(node.read_named_axes(1, axis_count)) and (node.type != "Mean" or node.inputs[0].dtype.is_floating))
     new_shape = [1] * axis_count if node.read_attribute("keep_dims", False) else []
     reduction = "sum" if node.type == "Mean" else node.type.lower()
@@ -129,5 +130,5 @@ def _reduce(node: Node) -> Decision:
         result = getattr(tf, f"reduce_{reduction}")(piece)
         return [tf.reshape(result / entry_count if node.type == "Mean" else result, new_shape)]
 
-    partial = Placement(PARTIAL, reduction=_COMBINED_BY[node.type], owned=True)
+    partial = Partial(_COMBINED_BY[node.type], owned=True)
     return node.decide([None], partial, emit=emit, shapes=[new_shape])

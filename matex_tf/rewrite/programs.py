@@ -1,16 +1,12 @@
-"""A program: the ops of a graph, with the placements of their tensors.
-
-`propagate` reads a program from the script's graph, and `bodies` creates its ops in the copy that the ranks run.
-"""
+"""A program: the ops of a graph, with the placements of their tensors."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator
 
-from matex_tf.rewrite.control import needs_exchange
 from matex_tf.rewrite.nodes import Node, Value
-from matex_tf.rewrite.placement import REPLICATED, Placement
+from matex_tf.rewrite.placement import Placement, Replicated
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -54,10 +50,10 @@ class Program:
         """
         for node in self.nodes:
             for value, need in zip(node.inputs, node.decision.needs):
-                if value.placement.kind != REPLICATED:
+                if not isinstance(value.placement, Replicated):
                     yield value, need, node
         for value, need in zip(self.outputs, self.gives):
-            if value.placement.kind != REPLICATED:
+            if not isinstance(value.placement, Replicated):
                 yield value, need, None
 
     def iterate_exchanged(self) -> Iterator[tuple[Value, Node | None]]:
@@ -67,7 +63,7 @@ class Program:
         """
         for program in self.iterate_programs():
             for value, need, node in program.iterate_needs():
-                if needs_exchange(value.placement, need):
+                if value.placement.needs_exchange(need):
                     yield value, node
 
     @property

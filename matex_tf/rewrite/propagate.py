@@ -12,24 +12,19 @@ from collections.abc import Container, Iterable, Sequence
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
-from matex_tf.rewrite import compiled, control, pieces
+from matex_tf.rewrite import compiled, pieces
 from matex_tf.rewrite.constants import find_constants, find_shapes, note_sizes
+from matex_tf.rewrite.deciding import ALIASES, Decider
 from matex_tf.rewrite.functions import OpRecord, find_callee, list_ops, trace_expansion
-from matex_tf.rewrite.graph_ops import find_definition, has_op, is_stateful
+from matex_tf.rewrite.graph_ops import find_definition, is_stateful
 from matex_tf.rewrite.labels import get_labels
-from matex_tf.rewrite.nodes import USUAL_SIZE, Decision, Expansion, Node, NoRuleError, StandIn, Value, has_same_outputs
+from matex_tf.rewrite.nodes import USUAL_SIZE, Decision, Expansion, Node, StandIn, Value, has_same_outputs
 from matex_tf.rewrite.pauses import pause_collection
-from matex_tf.rewrite.placement import ANY, HALF, LIST, PARTIAL, REPLICATED, WHOLE, Placement, list_of
+from matex_tf.rewrite.placement import HALF, WHOLE, ItemList, Partial, Placement, Sizes
 from matex_tf.rewrite.programs import Program, drop_unneeded
-from matex_tf.rewrite.rules import RULES
-from matex_tf.rewrite.rules.randoms import draw_once, has_no_seed
-from matex_tf.rewrite.rules.registry import decide_without_rule
-from matex_tf.rewrite.sources import SOURCES, count_rows, is_batch, place_batch, put_first
+from matex_tf.rewrite.sources import is_batch, put_first
 from matex_tf.rewrite.spreading import spread_rows
 from matex_tf.rewrite.whole_sums import CONVERTED_SUM, find_needed_sums
-
-ALIASES = frozenset(("Identity", "IdentityN", "StopGradient", "PreventGradient", "Snapshot"))
-"""Ops whose outputs are their inputs. The copy of a graph leaves them out."""
 
 
 class _OpReading(NamedTuple):
@@ -50,21 +45,13 @@ class _OpReading(NamedTuple):
     ends: list[Node]
 
 
-class Reader:
+class Reader(Decider):
     """Reads graphs into programs. A further reading repeats only what has changed.
 
-    takes_batches: an op inside may return the batch (`sources`). If no input of a program has rows, the first such op
-        returns the batch that the ranks divide; any further op returns whole tensors.
     rows: the number of rows of the batch in cost estimates; it changes no result.
-    in_session: the graph is a part of a session's graph (`subgraphs`), whose ops may run in any order. Otherwise it is
-        the function of a call in eager code.
     reused: of a session's graph, the ops whose outputs the copy takes from the script's graph.
     converted: the placements to which partial sums are converted where they arise, by the keys of the sums.
-    refused: an op that takes a variable whole which ranks would hold in pieces, by the number of the variable.
-    loops: the number of loops around the op that is being read.
-    batch_rows: the number of rows of the batch of the program that is being read, if it is fixed.
 
-    _have_batch: for each program that is being read, the outermost first, whether it has a batch so far.
     _inputs: the values of programs' inputs, by their keys.
     _readings: the last reading of each op, by its key: the names of the calling ops, the outermost first, and its own.
     _ops: for each graph that was read, by its id: the graph, its effects (`_list_effects`) and its ops in order.
@@ -72,12 +59,9 @@ class Reader:
 
     def __init__(self, takes_batches: bool = True, rows: int = USUAL_SIZE, reused: Container[Any] | None = None):
         """reused: None if the graph is not of a session."""
-        self.takes_batches, self.rows, self.loops = takes_batches, rows, 0
-        self.in_session, self.reused = reused is not None, reused or ()
-        self.batch_rows: int | None = None
+        super().__init__(takes_batches, in_session=reused is not None)
+        self.rows, self.reused = rows, reused or ()
         self.converted: dict[tuple[Any, ...], Placement] = {}
-        self.refused: dict[int, Any] = {}
-        self._have_batch: list[bool] = []
         self._inputs: dict[tuple[Any, ...], Value] = {}
         self._readings: dict[tuple[Any, ...], _OpReading] = {}
         self._ops: dict[int, tuple[Any, list[Any], list[OpRecord]]] = {}
@@ -97,21 +81,10 @@ class Reader:
             for (tensor, placement), constant in zip_longest(zip(graph.inputs, placements, strict=True), constants)
         ]
         nodes: list[Node] = []
-        # A program has a batch if one of its inputs has rows, or if the program around it has one. Otherwise one of its
-        # ops may take the batch (`takes_batch`).
-        is_outermost, outer_rows = not self._have_batch, self.batch_rows
-        has_batch = _has_parts(inputs) or (not is_outermost and self._have_batch[-1])
-        if has_batch and is_outermost:
-            self.batch_rows = count_rows(inputs)
-        self._have_batch.append(has_batch)
-        self.loops += repeats
-        try:
+        is_outermost = not self.have_batch
+        with self.enter(inputs, repeats) as had_batch:
             outputs, effects = self._read_into(nodes, graph, inputs, key, [])
-            takes_batch = not has_batch and self._have_batch[-1]
-        finally:
-            self.loops -= repeats
-            self._have_batch.pop()
-            self.batch_rows = outer_rows
+            takes_batch = self.have_batch[-1] and not had_batch
         if takes_batch or is_outermost:
             _wrap_whole(nodes, outputs)
         # The op that takes the batch is needed even if only its number of rows is used, which no op makes (`counts`).
@@ -174,8 +147,8 @@ class Reader:
             and last_reading[:3] == (record.op, inputs, controls)  # what the op depends on
             and not _has_old_inputs(last_reading.nodes, values)
         ):
-            for node in filter(is_batch, last_reading.nodes):  # as `_decide_on_source` has set for this op
-                self._have_batch[-1], self.batch_rows = True, count_rows(node.outputs)
+            for node in filter(is_batch, last_reading.nodes):
+                self.note_batch(node.outputs)
             self._readings[key] = last_reading
             return last_reading
         nodes, last_nodes = list[Node](), last_reading.nodes if last_reading else ()
@@ -214,16 +187,16 @@ class Reader:
         node.is_reused = op in self.reused
         # An op that is reused takes the script's own tensors, whatever the placements of the inputs are.
         reused_decision = Decision([None] * len(inputs), [WHOLE] * len(node.outputs))
-        decision = reused_decision if node.is_reused else self._decide(node)
+        decision = reused_decision if node.is_reused else self.decide(node)
         if isinstance(decision, Expansion):
             outputs, _ = self._read_into(nodes, trace_expansion(decision, inputs), inputs, key, controls)
             return outputs, [value.node for value in outputs if value.node is not None]
         node.decide_on(decision)
         if not self.in_session:  # a rank repeats a row for its own rows only, see `spreading`
-            nodes += spread_rows(node, self._decide)
+            nodes += spread_rows(node, self.decide)
         for value in node.outputs:
-            if value.placement.sizes and value.placement.is_replicated:
-                note_sizes(value)
+            if isinstance(value.placement, Sizes) and not value.placement.counts_rows:
+                note_sizes(value, value.placement.sizes)
         if not decision.shapes and any(value.has_more_shape for value in inputs):
             node.set_shapes(find_shapes(node))
         for value in node.outputs:
@@ -247,7 +220,7 @@ class Reader:
 
     def _convert_sum(self, nodes: list[Node], value: Value) -> Value:
         """The value that later ops take: the converted sum, if `value` is a sum that is converted where it arises."""
-        if value.placement.kind != PARTIAL:
+        if not isinstance(value.placement, Partial):
             return value
         is_rounded = value.dtype.name in HALF and not self.loops  # see `HALF`
         need = self.converted.get(value.key, WHOLE if is_rounded else None)
@@ -259,66 +232,6 @@ class Reader:
         node.decide_on(node.decide([need], need, emit=lambda _, tensor: [tensor], shapes=[value.shape]))
         nodes.append(node)
         return node.outputs[0]
-
-    def reads_functions(self, op: Any, inputs: Iterable[Value]) -> bool:
-        """Whether the functions that `op` calls must be read: an input is not whole, or they may take the batch.
-
-        Otherwise the copy calls the functions as they are.
-        """
-        if _has_parts(inputs) or any(value.placement.feed or value.placement.is_piece_handle for value in inputs):
-            return True
-        return self.takes_batches and not self._have_batch[-1] and has_op(op, SOURCES)
-
-    def _decide(self, node: Node) -> Decision | Expansion:
-        """The placements that an op needs and gives, by the first of these that applies: the feed of an input, the
-        bodies of a branch or loop, pieces of variables, compilation, the rule of the op's type; else whole inputs.
-        """
-        special_placements = [value.placement for value in node.inputs if value.placement is not WHOLE]
-        # The placement of an input with a feed: an iterator, dataset or optional of batches that ranks share (`feeds`).
-        feed_placement = next((placement for placement in special_placements if placement.feed is not None), None)
-        if node.type in SOURCES:
-            is_sliced = self.takes_batches and not self._have_batch[-1]
-            if feed_placement or (is_sliced and all(placement.is_replicated for placement in special_placements)):
-                return self._decide_on_source(node, feed_placement, is_sliced)
-        if feed_placement and node.type == "OptionalHasValue":
-            return feed_placement.feed.place_end_check(node)
-        if node.type in ALIASES:
-            return Decision([None] * len(node.inputs), node.placements)
-        try:  # the rules, each of which may raise NoRuleError
-            if node.type in control.FLOW and self.reads_functions(node.op, node.inputs):
-                return control.FLOW[node.type](self, node)
-            if any(placement.is_piece_handle or placement.is_piece for placement in special_placements):
-                return pieces.place(node)
-            # A session cannot run collectives in a compiled function. There each rank calls the function with all rows.
-            if special_placements and not self.in_session and compiled.is_compiled(node.op) and _has_parts(node.inputs):
-                return compiled.place_call(self, node)
-            if node.type in RULES:
-                return RULES[node.type](node)
-        except NoRuleError:
-            node.bodies = []  # a rule that failed may have set them
-        # No rule applies: the op takes whole inputs.
-        for placement in special_placements:
-            if placement.is_piece_handle:
-                self.refused.setdefault(placement.variable, node.op)
-        if feed_placement:
-            return feed_placement.feed.place_other(node, feed_placement)
-        # All ranks use the random numbers of one rank. They travel as a sum, and there are no sums of strings.
-        is_drawn = has_no_seed(node.op) and not any(value.dtype.name == "string" for value in node.outputs)
-        return draw_once(node) if is_drawn else decide_without_rule(node)
-
-    def _decide_on_source(self, node: Node, feed_placement: Placement | None, is_sliced: bool) -> Decision:
-        """Decide on an op that returns a batch.
-
-        feed_placement: the placement of the op's input, if this placement has a feed.
-        is_sliced: this is the batch that the ranks divide in the program; any other batch has the rows of all ranks.
-        """
-        decision = feed_placement.feed.place_batch(node, is_sliced) if feed_placement else place_batch(node)
-        if is_sliced:
-            self._have_batch[-1] = any(placement.is_sharded for placement in decision.gives)
-            for value, placement in zip(node.outputs, decision.gives):
-                value.placement = placement
-            self.batch_rows = count_rows(node.outputs)
-        return decision
 
 
 def _has_old_inputs(nodes: Sequence[Node], values: dict[int, Value]) -> bool:
@@ -337,15 +250,6 @@ def _has_old_inputs(nodes: Sequence[Node], values: dict[int, Value]) -> bool:
     return any(values.get(id(value.tensor)) is not value for value in inputs)
 
 
-def _has_parts(inputs: Iterable[Value]) -> bool:
-    """Whether a rank has only a part of an input, such as its rows, so that a function with these inputs is copied."""
-    return any(
-        value.placement.kind not in (REPLICATED, ANY)
-        and not (value.placement.kind == LIST and (value.placement.item or WHOLE).is_replicated)
-        for value in inputs
-    )
-
-
 def _wrap_whole(nodes: list[Node], outputs: Iterable[Value]) -> None:
     """Make values whole before an op wraps them in optionals that are outputs of a program.
 
@@ -355,7 +259,7 @@ def _wrap_whole(nodes: list[Node], outputs: Iterable[Value]) -> None:
     for value in outputs:
         node = value.node
         if node is not None and node.type == "OptionalFromValue" and all(value not in user.inputs for user in nodes):
-            value.placement = list_of(WHOLE)
+            value.placement = ItemList(WHOLE)
             node.decision = Decision([WHOLE] * len(node.inputs), [value.placement])
 
 

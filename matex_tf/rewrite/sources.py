@@ -12,7 +12,7 @@ from typing import Any
 
 from matex_tf.rewrite.graph_ops import has_op, iterate_nodes
 from matex_tf.rewrite.nodes import Decision, Node, Value
-from matex_tf.rewrite.placement import BATCH, SIZES, WHOLE
+from matex_tf.rewrite.placement import BATCH, WHOLE, Sharded, Sizes
 from matex_tf.rewrite.subgraphs import Subgraph, reach
 
 _ITERATIONS = ("IteratorGetNext", "IteratorGetNextSync")
@@ -102,7 +102,7 @@ def place_batch(node: Node) -> Decision:
 
 def is_batch(node: Node) -> bool:
     """Whether a node takes the batch of its program."""
-    return node.type in SOURCES and any(placement.is_sharded for placement in node.decision.gives)
+    return node.type in SOURCES and any(isinstance(placement, Sharded) for placement in node.decision.gives)
 
 
 def put_first(nodes: list[Node]) -> list[Node]:
@@ -122,8 +122,8 @@ def put_first(nodes: list[Node]) -> list[Node]:
 
 def _uses_slice(node: Node) -> bool:
     """Whether the results of a node may depend on the rank's slice."""
-    is_sliced = any(need is not None and need.is_sharded for need in node.decision.needs)
-    takes_sizes = any(placement.kind == SIZES for placement in node.placements)
+    is_sliced = any(isinstance(need, Sharded) for need in node.decision.needs)
+    takes_sizes = any(isinstance(placement, Sizes) for placement in node.placements)
     return is_sliced or takes_sizes or node.decision.emit is not None  # `emit` may use the slice
 
 

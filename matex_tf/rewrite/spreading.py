@@ -3,9 +3,6 @@
 For example, the gradient of the mean of n losses is a vector of n equal numbers. Without `spread_rows`, a rank would
 make n numbers, and slice them. If the repeated row is a partial sum, the n repeated rows would even be all-reduced, not
 the one row.
-
-A node is an op with its decision: the placements that its inputs need, and that its outputs have. `propagate`, which
-decides on one op after the other, calls `spread_rows` for each node, except in the graph of a session.
 """
 
 from __future__ import annotations
@@ -14,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from matex_tf.rewrite.nodes import Decision, Node, NoRuleError, Value, require
-from matex_tf.rewrite.placement import PARTIAL, REPLICATED, WHOLE, Placement, shard
+from matex_tf.rewrite.placement import WHOLE, Partial, Replicated, Sharded
 from matex_tf.rewrite.rules.entrywise import TYPES
 from matex_tf.rewrite.rules.sizes import find_need, replace_size
 
@@ -33,7 +30,7 @@ def spread_rows(node: Node, decide: Decide) -> list[Node]:
     """
     added_nodes: list[Node] = []
     for index, need in enumerate(node.decision.needs):
-        if need is not None and need.is_sharded and node.inputs[index].placement.kind in (REPLICATED, PARTIAL):
+        if isinstance(need, Sharded) and isinstance(node.inputs[index].placement, (Replicated, Partial)):
             new_nodes = _make_rows(node, index, need, (*node.key, "rows", index), decide)
             if new_nodes:
                 added_nodes += new_nodes
@@ -41,7 +38,7 @@ def spread_rows(node: Node, decide: Decide) -> list[Node]:
     return added_nodes
 
 
-def _make_rows(user: Node, index: int, need: Placement, key: tuple[Any, ...], decide: Decide) -> list[Node]:
+def _make_rows(user: Node, index: int, need: Sharded, key: tuple[Any, ...], decide: Decide) -> list[Node]:
     """The nodes that make this rank's rows of input `index` of the node `user`, in the placement `need`.
 
     The last node, with the key `key`, is the op of the input again, for this rank's rows only. Before it come the nodes
@@ -65,7 +62,7 @@ def _make_rows(user: Node, index: int, need: Placement, key: tuple[Any, ...], de
     return [*input_nodes, node] if is_decided and node.outputs[0].placement.has_layout(need) else []
 
 
-def _repeat_rows(node: Node, need: Placement) -> Decision:
+def _repeat_rows(node: Node, need: Sharded) -> Decision:
     """The decision that the op repeats an entry for the rank's rows only."""
     sizes_input = _SIZES[node.type]
     if node.type != "Fill":
@@ -76,10 +73,10 @@ def _repeat_rows(node: Node, need: Placement) -> Decision:
     # The op gets the number of this rank's rows in place of the number of all rows.
     sizes = replace_size(node.read_sizes(sizes_input), need.axis, need.rows)
     sizes_need = find_need(node, sizes_input, sizes)
-    return node.decide([sizes_need] if sizes_input == 0 else [WHOLE, sizes_need], shard(*need.layout))
+    return node.decide([sizes_need] if sizes_input == 0 else [WHOLE, sizes_need], need.plain)
 
 
-def _compute_rows(node: Node, need: Placement, decide: Decide) -> list[Node]:
+def _compute_rows(node: Node, need: Sharded, decide: Decide) -> list[Node]:
     """Decide that an elementwise op computes the rank's rows from its inputs' rows. Returns the nodes that make these.
 
     The inputs are broadcast, so axes are counted from the end. An input with one entry along the axis serves all rows.
@@ -89,7 +86,7 @@ def _compute_rows(node: Node, need: Placement, decide: Decide) -> list[Node]:
         shape = node.read_shape(index)
         axis = need.axis - axis_count + len(shape)
         if axis >= 0 and shape[axis] != 1:
-            new_nodes = _make_rows(node, index, shard(axis, need.rows), (*node.key, index), decide)
+            new_nodes = _make_rows(node, index, Sharded(axis, need.rows), (*node.key, index), decide)
             require(bool(new_nodes))
             added_nodes += new_nodes
             node.inputs[index] = new_nodes[-1].outputs[0]

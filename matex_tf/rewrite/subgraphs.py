@@ -20,11 +20,11 @@ from typing import Any, TypeVar
 
 from matex_tf.rewrite.graph_ops import is_stateful
 
-FLOW = tuple(
+V1_FLOW = tuple(
     prefix + name for prefix in ("", "Ref") for name in ("Switch", "Merge", "Enter", "Exit", "NextIteration")
 ) + ("LoopCond",)
 """Ops of branches and loops of tf.compat.v1: a tensor of one branch or turn does not exist in another."""
-_LOOPS = tuple(name for name in FLOW if not name.endswith(("Switch", "Merge")))
+_LOOPS = tuple(name for name in V1_FLOW if not name.endswith(("Switch", "Merge")))
 _WAY_BACK = ("NextIteration", "RefNextIteration")
 """Ops that pass a value from one turn of a loop to the next. The edges to them are back edges, which close a cycle."""
 _CALLS = ("StatefulPartitionedCall",)  # calls of functions with effects

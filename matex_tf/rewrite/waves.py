@@ -18,9 +18,8 @@ import dataclasses
 from collections.abc import Callable, Container, Sequence
 from typing import Any
 
-from matex_tf.rewrite.control import needs_exchange
 from matex_tf.rewrite.nodes import USUAL_SIZE, Node, Value
-from matex_tf.rewrite.placement import Placement
+from matex_tf.rewrite.placement import Piece, Placement
 from matex_tf.rewrite.programs import Program
 
 _MIN_EARLY_BYTES = 256 << 10
@@ -52,10 +51,10 @@ class Exchange:
         """Whether no op of the next level takes the result."""
         return self.first_use > self.wave + 1
 
-    def find_piece(self) -> Placement | None:
+    def find_piece(self) -> Piece | None:
         """The piece that all ops need of a sum, if it is the same; None: the whole value is needed."""
         need = next(iter(self.needs))
-        return need if self.value.placement.is_partial and len(self.needs) == 1 and need.is_piece else None
+        return need if self.value.placement.is_row_sum and len(self.needs) == 1 and isinstance(need, Piece) else None
 
 
 def schedule(
@@ -86,9 +85,9 @@ def schedule(
 
         def note_use(value: Value, need: Placement | None, level: int) -> None:
             """Record that the ops of a level take a value in the placement `need`."""
-            if needs_exchange(value.placement, need):
+            if value.placement.needs_exchange(need):
                 first_wave, wave = earliest.get(id(value.node), 0), level - 1  # the last wave before the level
-                if value.placement.is_partial:
+                if value.placement.is_row_sum:
                     wave = choose_wave(value, wave, first_wave)
                 exchange = exchanges.setdefault(id(value), Exchange(value, first_wave, wave, level))
                 exchange.wave, exchange.first_use = min(exchange.wave, wave), min(exchange.first_use, level)
@@ -113,7 +112,7 @@ def schedule(
 
     # Place all exchanges as late as possible. If `_choose_waves` has other waves for the sums, place all again.
     exchanges = place_exchanges(lambda value, latest, first: latest)
-    sums = [exchange for exchange in exchanges.values() if exchange.value.placement.is_partial]
+    sums = [exchange for exchange in exchanges.values() if exchange.value.placement.is_row_sum]
     choose_wave = _choose_waves(sums, is_early_sum)
     if any(exchange.wave != choose_wave(exchange.value, exchange.wave, exchange.first_wave) for exchange in sums):
         exchanges = place_exchanges(choose_wave)
@@ -183,4 +182,4 @@ def _find_earliest(program: Program, publishing: Container[int]) -> dict[int, in
 
 def _find_ready(earliest: dict[int, int], value: Value, need: Placement | None) -> int:
     """The first level whose ops can take a value in the placement `need`: one level later if that needs a wave."""
-    return earliest.get(id(value.node), 0) + needs_exchange(value.placement, need)
+    return earliest.get(id(value.node), 0) + value.placement.needs_exchange(need)

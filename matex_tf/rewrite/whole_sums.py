@@ -16,8 +16,9 @@ from __future__ import annotations
 from typing import Any
 
 from matex_tf.rewrite import pieces
+from matex_tf.rewrite.graph_ops import BRANCHES
 from matex_tf.rewrite.nodes import Node, Value
-from matex_tf.rewrite.placement import PARTIAL, WHOLE, Placement, make_piece
+from matex_tf.rewrite.placement import WHOLE, Partial, Piece, PieceHandle, Placement, Sharded
 from matex_tf.rewrite.programs import Program
 
 Key = tuple[Any, ...]
@@ -25,7 +26,6 @@ Key = tuple[Any, ...]
 
 CONVERTED_SUM = "ConvertedSum"
 """The type of the node that converts a sum where it arises. No op of the script's graph belongs to this node."""
-_BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
 
 
 def find_needed_sums(program: Program) -> dict[Key, Placement]:
@@ -33,13 +33,13 @@ def find_needed_sums(program: Program) -> dict[Key, Placement]:
     converted_keys: set[Key] = set()  # the keys of sums that some op needs in another placement
     unchanged_keys: set[Key] = set()  # the keys of sums that some op takes unchanged
     for inner_program in program.iterate_programs():
-        converted_keys.update(value.key for value in inner_program.outputs if value.placement.kind == PARTIAL)
+        converted_keys.update(value.key for value in inner_program.outputs if isinstance(value.placement, Partial))
         for value, need, node in inner_program.iterate_needs():
-            if value.placement.kind == PARTIAL and node is not None and node.type != CONVERTED_SUM:
+            if isinstance(value.placement, Partial) and node is not None and node.type != CONVERTED_SUM:
                 keys = unchanged_keys if need is None else converted_keys
                 keys.add(value.key)
     placements = dict.fromkeys(converted_keys & unchanged_keys, WHOLE)
-    if any(value.placement.cuts for value in program.inputs):  # the step takes variables in pieces
+    if any(isinstance(value.placement, PieceHandle) for value in program.inputs):  # the step takes variables in pieces
         search = _PieceSearch(converted_keys)
         search.read(program)
         placements |= {key: WHOLE if key in search.met_rows else piece for key, piece in search.sums.items()}
@@ -68,12 +68,12 @@ class _PieceSearch:
         """Go through a program and the programs of its branches and loops, from the last op to the first."""
         for node in reversed(program.nodes):
             for body in node.bodies:
-                if node.type in _BRANCHES:
+                if node.type in BRANCHES:
                     self._read_branch(node, body)
                 else:
                     self.read(body)
             for value, need in zip(node.inputs, node.decision.needs):
-                if need is not None and need.is_piece:
+                if isinstance(need, Piece):
                     self._note_piece(value, need.cuts)
             if self._combines_rows(node):
                 self.met_rows.update(value.key for value in node.inputs)
@@ -91,13 +91,13 @@ class _PieceSearch:
             if inner_value.key in self.met_rows:
                 self.met_rows.add(value.key)
             # The handle of a variable in pieces is no value that could be reduced.
-            if inner_value.key in self._cuts and not value.placement.is_piece_handle:
+            if inner_value.key in self._cuts and not isinstance(value.placement, PieceHandle):
                 self._note_piece(value, self._cuts[inner_value.key])
 
     def _combines_rows(self, node: Node) -> bool:
         """Whether an op may combine each of its inputs with rows."""
-        has_rows = any(value.placement.is_sharded for value in node.inputs)
-        if node.type not in _BRANCHES:
+        has_rows = any(isinstance(value.placement, Sharded) for value in node.inputs)
+        if node.type not in BRANCHES:
             return has_rows
         # `_read_branch` finds which inputs meet rows. If there are no bodies, any input may be a part of any output.
         return not node.bodies and (has_rows or any(value.key in self.met_rows for value in node.outputs))
@@ -111,12 +111,12 @@ class _PieceSearch:
         elif result.key in self._cuts:
             for value in inputs:
                 # A sum that all ops take unchanged stays as it is.
-                if is_conversion or not value.placement.is_partial or value.key in self._converted:
+                if is_conversion or not value.placement.is_row_sum or value.key in self._converted:
                     self._note_piece(value, self._cuts[result.key])
 
     def _note_piece(self, value: Value, cuts: tuple[int, ...]) -> None:
         """Record that an op needs a piece of a value, if the value has as many entries as all pieces together."""
         if pieces.count_entries(value) == cuts[-1]:
             self._cuts.setdefault(value.key, cuts)
-            if value.placement.is_partial:
-                self.sums.setdefault(value.key, make_piece(cuts))
+            if value.placement.is_row_sum:
+                self.sums.setdefault(value.key, Piece(cuts))

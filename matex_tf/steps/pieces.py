@@ -17,7 +17,7 @@ from typing import Any
 from matex_tf import tags
 from matex_tf.lazy import tf
 from matex_tf.own_functions import trace_own
-from matex_tf.rewrite.placement import Placement, make_piece_handle
+from matex_tf.rewrite.placement import PieceHandle, Placement
 from matex_tf.runtime import objects
 from matex_tf.steps import capture, events, whole_code
 from matex_tf.thread_flag import is_main_thread
@@ -144,12 +144,12 @@ class StepPieces:
 
     def place(self) -> dict[int, Placement]:
         """The placements of the handles of variables in pieces, by the indices of the captured tensors."""
-        return {index: make_piece_handle(self._cuts[index], index) for index in self._in_pieces}
+        return {index: PieceHandle(self._cuts[index], index) for index in self._in_pieces}
 
     def refuse(self, refused: dict[int, Any], place: str) -> None:
         """Keep whole, for good, the variables that ops take whole. Collective.
 
-        refused: these ops, by the indices of the variables (`Placement.variable`).
+        refused: these ops, by the indices of the variables (`PieceHandle.variable`).
         place: names the step in messages.
         """
         for index in sorted(refused):

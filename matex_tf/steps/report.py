@@ -15,7 +15,7 @@ from matex_tf import settings, tags
 from matex_tf.rewrite import waves
 from matex_tf.rewrite.graph_ops import iterate_nodes
 from matex_tf.rewrite.nodes import Value
-from matex_tf.rewrite.placement import PARTIAL, SHARDED
+from matex_tf.rewrite.placement import Partial, Sharded
 from matex_tf.rewrite.programs import Program
 from matex_tf.runtime import notes, script_frames
 from matex_tf.steps import events
@@ -88,7 +88,7 @@ def _describe(program: Program) -> str:
     parts = [f"{wave_count} collective{'s' if wave_count != 1 else ''} a step, {sums_text}"]
     gathered_ids: set[int] = set()
     for value, node in program.iterate_exchanged():  # `node` needs `value` by a collective; None: a result
-        if value.placement.kind == SHARDED and id(value) not in gathered_ids:
+        if isinstance(value.placement, Sharded) and id(value) not in gathered_ids:
             gathered_ids.add(id(value))
             name, op = ("the result", value.tensor.op) if node is None else (node.type, node.op)
             row_bytes = count_bytes(value, value.placement.axis)
@@ -99,7 +99,7 @@ def _describe(program: Program) -> str:
 
 def count_summed_bytes(program: Program) -> int | None:
     """Bytes of all sums; None if unknown."""
-    sums = {id(value): value for value, _ in program.iterate_exchanged() if value.placement.kind == PARTIAL}
+    sums = {id(value): value for value, _ in program.iterate_exchanged() if isinstance(value.placement, Partial)}
     sizes = [count_bytes(value) for value in sums.values()]
     return None if None in sizes else sum(size for size in sizes if size is not None)
 
@@ -118,7 +118,9 @@ def explain_no_work(program: Program | None) -> str:
     if program is None or not _has_work(program):
         return ""
     exchanged = program.iterate_exchanged()
-    takers_of_gathered = (node for value, node in exchanged if node is not None and value.placement.kind == SHARDED)
+    takers_of_gathered = (
+        node for value, node in exchanged if node is not None and isinstance(value.placement, Sharded)
+    )
     node = next(takers_of_gathered, None)
     return f"its rows meet in {node.type} ({find_line(node.op)}), before the work that grows with them" if node else ""
 

@@ -17,7 +17,7 @@ from matex_tf import tags
 from matex_tf.lazy import tf
 from matex_tf.rewrite.emit import Copy
 from matex_tf.rewrite.nodes import Node
-from matex_tf.rewrite.rules.randoms import has_sequence
+from matex_tf.rewrite.rules.randoms import is_seeded
 
 _SCOPE = "matex_step"
 _ADDED = "added to the graph"
@@ -121,7 +121,7 @@ def is_counted(op: Any) -> bool:
     """Whether copies draw the random numbers of an op by a counter. Only TensorFlow's own kernel knows the position in
     the sequence of another random op.
     """
-    return op.type in _STATELESS and has_sequence(op)
+    return op.type in _STATELESS and is_seeded(op)
 
 
 def _find_state(op: Any) -> tuple[Any, Any]:

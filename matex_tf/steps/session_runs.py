@@ -22,7 +22,7 @@ from matex_tf.rewrite.graph_ops import iterate_nodes
 from matex_tf.rewrite.placement import BATCH, WHOLE
 from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.propagate import read_program
-from matex_tf.rewrite.rules.randoms import has_no_seed, has_sequence
+from matex_tf.rewrite.rules.randoms import has_no_seed, is_seeded
 from matex_tf.rewrite.subgraphs import SessionSubgraph, list_needed
 from matex_tf.runtime import excepthook, notes, real_files
 from matex_tf.steps import capture, cond_turns, events, failures, gradients, report, session_graphs, slices
@@ -136,7 +136,7 @@ class SessionPlan:
         # (`subgraphs`). Random ops without a seed are copied, too: reused, they would give each rank other numbers. A
         # random op with a seed continues a sequence of numbers. If its copy cannot (not `is_counted`), it is reused.
         tensors_with_rows = batch or [tensor for tensor in fed_tensors if sources.has_open_rows(tensor.shape)]
-        reused_randoms = [op for op in needed if has_sequence(op) and not session_graphs.is_counted(op) and not are_own]
+        reused_randoms = [op for op in needed if is_seeded(op) and not session_graphs.is_counted(op) and not are_own]
         self.part = SessionSubgraph(
             needed, fed_tensors, tensors_with_rows, tensors, operations, filter(has_no_seed, needed), reused_randoms
         )

@@ -13,7 +13,7 @@ from typing import Any
 
 from matex_tf.lazy import tf
 from matex_tf.rewrite.feeds import SharedFeed
-from matex_tf.rewrite.placement import REPLICATED, Placement
+from matex_tf.rewrite.placement import FedHandle
 from matex_tf.rewrite.sharing import Request, Slice
 from matex_tf.steps import slices
 from matex_tf.steps.batch_watch import BatchWatch
@@ -38,7 +38,7 @@ class StepFeed:
         # Which tensors of a batch have rows; padding values by index of tensor. All dealers of the input have the same.
         self._are_rows, self._pads = dealer.are_rows, dict(dealer.pads)
         feed = SharedFeed(dealer.specs, self._are_rows, bool(self._pads), self._take)
-        self.placement = Placement(REPLICATED, feed=feed)
+        self.placement = FedHandle(feed)
 
     def find_handle(self, handle: Any) -> Any:
         """The handle of elements that a copy takes in place of this handle of whole batches, in the next call."""

@@ -46,7 +46,7 @@ def program(step):
 
 
 def find_sums(program):
-    return [value for node in program.nodes for value in node.outputs if value.placement.is_partial]
+    return [value for node in program.nodes for value in node.outputs if value.placement.is_row_sum]
 
 
 def list_before(node, waits={}):  # noqa: B006 (nothing changes it)

@@ -15,6 +15,7 @@ from simulated_ranks import Simulation, find_difference
 
 from matex_tf.microbatches import cutting
 from matex_tf.rewrite import waves
+from matex_tf.rewrite.placement import Sharded
 
 COUNTS = [(11,), (6, 5), (5, 0, 6)]
 _random = np.random.default_rng(5)
@@ -46,7 +47,7 @@ def find_regions(function, arguments):
 
 
 def give_rows(region):
-    return [value for value in region.gives if value.placement.is_sharded]
+    return [value for value in region.gives if isinstance(value.placement, Sharded)]
 
 
 @pytest.mark.parametrize("seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.more) for seed in range(2, 60))])

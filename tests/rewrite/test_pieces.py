@@ -6,7 +6,7 @@ import simulated_ranks
 import tensorflow as tf
 
 from matex_tf.rewrite.pieces import PiecesRefusedError
-from matex_tf.rewrite.placement import make_piece_handle
+from matex_tf.rewrite.placement import PieceHandle
 
 rng = np.random.default_rng(0)
 X, Y = rng.normal(size=(7, 5)), rng.normal(size=(7, 3))
@@ -145,7 +145,7 @@ def simulate(step, ranks):
     global of
     of = Optimizer()
     handles = {id(one.handle): number for number, one in enumerate(of.slots)}
-    held = {key: make_piece_handle(CUTS[ranks], number) for key, number in handles.items()}
+    held = {key: PieceHandle(CUTS[ranks], number) for key, number in handles.items()}
     return simulated_ranks.Simulation(tf.function(step), [X, Y], held=held)
 
 

@@ -18,7 +18,7 @@ from tensorflow.python.eager import context
 from matex_tf.rewrite.emit import Copy
 from matex_tf.rewrite.kept import trace_copy
 from matex_tf.rewrite.nodes import Expansion, Value
-from matex_tf.rewrite.placement import BATCH, WHOLE, make_piece_handle
+from matex_tf.rewrite.placement import BATCH, WHOLE, PieceHandle, Replicated
 from matex_tf.rewrite.propagate import Reader, find_needed_sums, read_program
 from matex_tf.rewrite.rules import RULES
 from matex_tf.rewrite.sharing import Slice
@@ -76,9 +76,7 @@ def test_nodes_take_values_of_the_last_reading():
     graph = tf.function(step, autograph=False).get_concrete_function(tf.TensorSpec([32, 4, 4, 3])).graph
     slots = {id(one.handle): one.shape.num_elements() for one in optimizer.variables[2:]}
     sizes = [slots.get(id(outer)) for outer, _ in graph.captures]
-    held = [
-        WHOLE if size is None else make_piece_handle((0, size // 2, size), number) for number, size in enumerate(sizes)
-    ]
+    held = [WHOLE if size is None else PieceHandle((0, size // 2, size), number) for number, size in enumerate(sizes)]
     program = read_program(graph, [BATCH, *held], rows=32)
     found = {id(value) for node in program.nodes for value in node.outputs}.union(map(id, program.inputs))
     inputs = [value for node in program.nodes for value in node.inputs if value.counts is None]  # which no node makes
@@ -103,7 +101,7 @@ def test_an_op_that_a_rule_replaces_otherwise_is_read_anew(monkeypatch):
         return tf.math.xdivy(total, x), tf.exp(total), 2.0 * total
 
     def replace(node):
-        return Expansion(_add_up, (node.get_placement(0).is_replicated,))
+        return Expansion(_add_up, (isinstance(node.get_placement(0), Replicated),))
 
     monkeypatch.setitem(RULES, "Xdivy", replace)
     program = read_program(_trace(step, [tf.ones([4, 3])]), [BATCH])

@@ -9,7 +9,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import pytest
 import tensorflow as tf
 
-from matex_tf.rewrite.placement import BATCH, PARTIAL, REPLICATED, WHOLE
+from matex_tf.rewrite.placement import BATCH, WHOLE, Partial, Replicated, Sharded
 from matex_tf.rewrite.propagate import read_program
 from matex_tf.rewrite.sources import find_source, give_batch, is_batch
 
@@ -23,8 +23,8 @@ def test_what_an_iterator_gives_has_the_placement_of_its_source(step):
     iterator = iter(tf.data.Dataset.from_tensor_slices(tf.ones([4, 3])).batch(4))
     graph = tf.function(step, autograph=False).get_concrete_function(iterator).graph
     placements = [WHOLE] * len(graph.inputs)
-    assert read_program(graph, placements).outputs[0].placement.kind == PARTIAL
-    assert read_program(graph, placements, takes_batches=False).outputs[0].placement.kind == REPLICATED
+    assert isinstance(read_program(graph, placements).outputs[0].placement, Partial)
+    assert isinstance(read_program(graph, placements, takes_batches=False).outputs[0].placement, Replicated)
 
 
 def test_a_batch_whose_rows_are_only_counted_is_taken():
@@ -37,7 +37,7 @@ def test_a_batch_whose_rows_are_only_counted_is_taken():
     iterator = iter(tf.data.Dataset.from_tensor_slices(tf.ones([9, 3])).batch(4))
     graph = tf.function(make_noise, autograph=False).get_concrete_function(iterator).graph
     program = read_program(graph, [WHOLE] * len(graph.inputs))
-    assert program.outputs[0].placement.is_sharded
+    assert isinstance(program.outputs[0].placement, Sharded)
     assert program.takes_batch
     assert [node.type for node in program.nodes if is_batch(node)] == ["OptionalGetValue"]
 
@@ -72,5 +72,5 @@ def test_a_graph_whose_batch_is_given_does_not_take_it():
     graph = tf.function(_take, autograph=False).get_concrete_function(iterator).graph
     given = give_batch(graph, find_source(graph))
     program = read_program(given, [WHOLE, BATCH], takes_batches=False)
-    assert program.outputs[0].placement.kind == PARTIAL
+    assert isinstance(program.outputs[0].placement, Partial)
     assert not [node for node in program.nodes if node.type == "IteratorGetNext"]

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from matex_tf.rewrite import labels, sources, waves
-from matex_tf.rewrite.placement import BATCH, WHOLE, make_piece_handle
+from matex_tf.rewrite.placement import BATCH, WHOLE, PieceHandle
 from matex_tf.rewrite.propagate import read_program
 from matex_tf.steps import gradients
 
@@ -84,7 +84,7 @@ def test_sums_of_which_ranks_need_pieces_have_the_names_of_variables(update):
         numbers = {id(slot.handle): number for number, slot in enumerate(slots)}
         sizes = {number: slot.shape.num_elements() for number, slot in enumerate(slots)}
         held = [numbers.get(id(outer)) for outer, _ in graph.captures]
-        return [WHOLE if one is None else make_piece_handle((0, sizes[one] // 2, sizes[one]), one) for one in held]
+        return [WHOLE if one is None else PieceHandle((0, sizes[one] // 2, sizes[one]), one) for one in held]
 
     program, _ = trace(momentum, place=place)
     first, *others = name_sums(program)

@@ -1,11 +1,7 @@
 """Rules for ops that join, split and move tensors along their axes.
 
-A rule returns the `Decision` of an op: the placements that it needs for its inputs, and those of its outputs. If a
-`require` fails, the op takes whole tensors, as without a rule. `moves` gives the inputs of which an op only moves the
-entries, `linear` the inputs in which it is linear (`register_rule`).
-
-Two batches of n rows, concatenated along the rows, have 2n entries in two blocks (`placement.Rows`). A rank has its
-rows of each block, so rank 0 of 2 does not have the first half of the result.
+Two batches of n rows, concatenated along the rows, have 2n entries in two blocks. A rank has its rows of each block, so
+rank 0 of 2 does not have the first half of the result.
 """
 
 from __future__ import annotations
@@ -15,14 +11,14 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from matex_tf.rewrite.nodes import Decision, Node, require, require_known
-from matex_tf.rewrite.placement import WHOLE, Placement, Rows, Size, shard
+from matex_tf.rewrite.placement import WHOLE, Placement, Rows, Sharded, Size, Zeros
 from matex_tf.rewrite.rules.registry import keep_sum, register_rule
 
 
-def _match_rows(node: Node, indexes: Sequence[int]) -> tuple[list[Placement | None], Placement]:
+def _match_rows(node: Node, indexes: Sequence[int]) -> tuple[list[Placement | None], Sharded]:
     """The placements that give all of these inputs the rows of the first sharded input."""
-    placement = shard(*node.get_placement(node.find_input_with_rows(indexes)).layout)
-    return [node.bring_rows(index, placement) for index in indexes], placement
+    _, placement = node.find_input_with_rows(indexes)
+    return [node.bring_rows(index, placement) for index in indexes], placement.plain
 
 
 @register_rule("Pack", moves=slice(None))
@@ -30,7 +26,7 @@ def pack(node: Node) -> Decision:
     needs, placement = _match_rows(node, range(len(node.inputs)))
     axis = node.read_attribute("axis") % (node.count_axes(0) + 1)
     # The new axis moves the axis of the rows up by one if it comes before, and `unpack` moves it back.
-    return node.decide(needs, shard(placement.axis + (axis <= placement.axis), placement.rows))
+    return node.decide(needs, Sharded(placement.axis + (axis <= placement.axis), placement.rows))
 
 
 @register_rule("Unpack", moves=0)
@@ -38,21 +34,22 @@ def unpack(node: Node) -> Decision:
     placement = node.require_rows()
     axis = node.read_attribute("axis") % node.count_axes(0)
     require(axis != placement.axis)
-    return node.decide([None], shard(placement.axis - (axis < placement.axis), placement.rows))
+    return node.decide([None], Sharded(placement.axis - (axis < placement.axis), placement.rows))
 
 
 @register_rule("ConcatV2", moves=slice(0, -1))
 def concatenate(node: Node) -> Decision:
-    part_placements = node.placements[:-1]
-    axis = node.read_axes(len(part_placements), node.count_axes(0))[0]
-    if all(part_placement.is_sharded and part_placement.axis == axis for part_placement in part_placements):
+    part_count = len(node.inputs) - 1
+    axis = node.read_axes(part_count, node.count_axes(0))[0]
+    parts = [part for part in node.placements[:-1] if isinstance(part, Sharded) and part.axis == axis]
+    if len(parts) == part_count:
         # Concatenation along the rows, one batch after the other: a rank has its rows of each. It finds the blocks in
         # its tensor by their numbers of entries for each row. Rows that masks select have no such number.
-        require(all(part_placement.rows.chosen is None for part_placement in part_placements))
-        blocks = tuple(block for part_placement in part_placements for block in part_placement.rows.blocks)
+        require(all(part.rows.chosen is None for part in parts))
+        blocks = tuple(block for part in parts for block in part.rows.blocks)
         require(len(blocks) == 1 or None not in blocks)
-        return node.decide([None] * len(part_placements), shard(axis, Rows(blocks)))
-    needs, placement = _match_rows(node, range(len(part_placements)))
+        return node.decide([None] * part_count, Sharded(axis, Rows(blocks)))
+    needs, placement = _match_rows(node, range(part_count))
     require(placement.axis != axis)
     return node.decide(needs, placement)
 
@@ -64,13 +61,13 @@ def split(node: Node) -> Decision:
     placement, count = node.require_rows(data_input), len(node.outputs)
     needs = [WHOLE, None] if node.type == "Split" else [None]
     if placement.axis not in node.read_axes(axis_input, node.count_axes(data_input)):
-        return node.decide(needs, shard(*placement.layout))
+        return node.decide(needs, placement.plain)
     # The op splits along the axis of the rows: entries of concatenated batches, at the borders of blocks.
     unit = require_known(placement.rows.unit)
     require(node.type == "Split" and unit % count == 0)
     bounds = [unit // count * index for index in range(count + 1)]
     rows_of_parts = [take_blocks(placement.rows, begin, end) for begin, end in itertools.pairwise(bounds)]
-    return node.decide(needs, *(shard(placement.axis, rows) for rows in rows_of_parts))
+    return node.decide(needs, *(Sharded(placement.axis, rows) for rows in rows_of_parts))
 
 
 def take_blocks(rows: Rows, begin: int, end: int | None) -> Rows:
@@ -93,7 +90,7 @@ def scale_blocks(rows: Rows, factor: Fraction) -> Rows:
 
 @register_rule("PadV2")
 def pad_with(node: Node) -> Decision:
-    is_linear = not node.get_placement(0).is_sharded and node.get_placement(2).is_zero
+    is_linear = not isinstance(node.get_placement(0), Sharded) and isinstance(node.get_placement(2), Zeros)
     return keep_sum(node) if is_linear else pad(node)
 
 
@@ -101,16 +98,16 @@ def pad_with(node: Node) -> Decision:
 def pad(node: Node) -> Decision:
     placement = node.require_rows()
     require(not node.read_constant(1)[placement.axis].any())
-    return node.decide([None], shard(*placement.layout))
+    return node.decide([None], placement.plain)
 
 
 @register_rule("ReverseSequence", linear=0)
 def reverse_sequence(node: Node) -> Decision:
     """Input 0 has the sequences, along the axis `batch_dim`; input 1, a vector, has their lengths."""
-    axis, sharded = node.read_attribute("batch_dim"), node.get_placement(node.find_input_with_rows((0, 1)))
-    require(sharded.axis == axis or not node.get_placement(0).is_sharded)
-    placement = shard(axis, sharded.rows)
-    return node.decide([node.bring_rows(0, placement), node.bring_rows(1, shard(0, sharded.rows))], placement)
+    axis, (_, sharded) = node.read_attribute("batch_dim"), node.find_input_with_rows((0, 1))
+    require(sharded.axis == axis or not isinstance(node.get_placement(0), Sharded))
+    placement = Sharded(axis, sharded.rows)
+    return node.decide([node.bring_rows(0, placement), node.bring_rows(1, Sharded(0, sharded.rows))], placement)
 
 
 @register_rule("SpaceToBatchND", linear=0)
@@ -119,7 +116,7 @@ def space_to_batch(node: Node) -> Decision:
     placement = node.require_rows()
     require(placement.axis == 0 and placement.rows.unit is not None and placement.rows.is_contiguous)
     copies = int(node.read_constant(1).prod())
-    return node.decide([None], shard(0, Rows(placement.rows.blocks * copies)))
+    return node.decide([None], Sharded(0, Rows(placement.rows.blocks * copies)))
 
 
 @register_rule("BatchToSpaceND", linear=0)
@@ -129,7 +126,7 @@ def batch_to_space(node: Node) -> Decision:
     copies, blocks = int(node.read_constant(1).prod()), placement.rows.blocks
     require(placement.axis == 0 and placement.rows.unit is not None)
     require(len(blocks) == copies and len(set(blocks)) == 1)
-    return node.decide([None], shard(0, Rows(blocks[:1])))
+    return node.decide([None], Sharded(0, Rows(blocks[:1])))
 
 
 def read_unit(size: Size) -> int:

@@ -1,12 +1,7 @@
 """Rules for elementwise ops, with broadcasting: if an input has rows, the result has these rows.
 
-A rule decides for one op (`node`) which placements its inputs need (None: unchanged), and which its outputs have. If it
-raises an error, as `require` does, the op takes complete inputs, except for partial sums in the inputs that `linear`
-names (`registry.decide_without_rule`).
-
 Elementwise ops also compute sizes of tensors. A result that counts rows must be known as such: n * 3 has 3 entries for
-each of the n rows. A `placement.Size` is one number: `Size(rows)` is the length of an axis with these rows. Of numbers
-that are equal on all ranks, `Size(None, 3)` is the number 3, and `Size()` an unknown one.
+each of the n rows (`placement.Size`).
 """
 
 from __future__ import annotations
@@ -15,7 +10,7 @@ from collections.abc import Callable
 from fractions import Fraction
 
 from matex_tf.rewrite.nodes import Decision, Node, require, require_known
-from matex_tf.rewrite.placement import LIST, SIZES, WHOLE, Size, list_of, make_sizes, multiply_sizes, shard
+from matex_tf.rewrite.placement import WHOLE, ItemList, Partial, Sharded, Size, Sizes, Zeros, multiply_sizes
 from matex_tf.rewrite.rules.arrays import scale_blocks
 from matex_tf.rewrite.rules.registry import keep_sum, register_rule
 
@@ -48,17 +43,16 @@ def compute_entries(node: Node) -> Decision:
 
     The result has the rows of the first sharded input. A replicated input that has the rows is sliced.
     """
-    sharded_index = node.find_input_with_rows(range(len(node.inputs)))
-    placement = node.get_placement(sharded_index)
+    sharded_index, placement = node.find_input_with_rows(range(len(node.inputs)))
     axis_counts = [node.count_axes(index) for index in range(len(node.inputs))]
     # Broadcasting aligns the last axes, so the axis of the rows is counted from the end.
     axis_from_end = axis_counts[sharded_index] - placement.axis
     # An input with too few axes, such as a scalar, has no axis of rows, and is taken whole.
     needs = [
-        node.bring_rows(index, shard(count - axis_from_end, placement.rows)) if count >= axis_from_end else WHOLE
+        node.bring_rows(index, Sharded(count - axis_from_end, placement.rows)) if count >= axis_from_end else WHOLE
         for index, count in enumerate(axis_counts)
     ]
-    return node.decide(needs, shard(max(axis_counts) - axis_from_end, placement.rows))
+    return node.decide(needs, Sharded(max(axis_counts) - axis_from_end, placement.rows))
 
 
 register_rule(NONLINEAR)(compute_entries)
@@ -83,24 +77,26 @@ def cast(node: Node) -> Decision:
     # turn, so there casts to floats that are not narrower keep the sum.
     wraps = source_dtype.is_integer and target_dtype.is_integer and target_dtype.size <= source_dtype.size
     widens = source_dtype.is_floating and target_dtype.is_floating and target_dtype.size >= source_dtype.size
-    keeps_sum = placement.is_partial and (wraps or (widens and node.repeats))
+    keeps_sum = placement.is_row_sum and (wraps or (widens and node.repeats))
     # Sizes, and indices of rows, stay such numbers in a dtype that is wide enough for any of them.
-    counts_rows = placement.kind == SIZES or placement.index_rows is not None
-    keeps_numbers = counts_rows and target_dtype.is_integer and target_dtype.size >= 4
-    if keeps_sum or keeps_numbers or placement.is_zero:
+    has_indices = isinstance(placement, Sharded) and placement.index_rows is not None
+    is_wide = target_dtype.is_integer and target_dtype.size >= 4
+    keeps_numbers = is_wide and (isinstance(placement, Sizes) or has_indices)
+    if keeps_sum or keeps_numbers or isinstance(placement, Zeros):
         return node.decide([None], placement)
     return compute_entries(node)
 
 
 @register_rule(SUMS, linear=slice(None))
 def add(node: Node) -> Decision:
-    lists = [placement for placement in node.placements if placement.kind == LIST]
+    lists = [placement for placement in node.placements if isinstance(placement, ItemList)]
     if lists:  # AddN adds them item by item; an empty list has no placement of items
         items = {placement.item for placement in lists if placement.item is not None}
         require(len(lists) == len(node.inputs) and len(items) <= 1)
-        # A sum of maxima is no maximum, and a sum of sizes no size.
-        require(all(item.kind != SIZES and item.reduction == "sum" for item in items))
-        return node.decide([None] * len(lists), list_of(next(iter(items), None), lists[0].dtype))
+        item = next(iter(items), None)
+        # A sum of sizes is no size, and a sum of maxima no maximum.
+        require(not isinstance(item, Sizes) and not (isinstance(item, Partial) and item.reduction != "sum"))
+        return node.decide([None] * len(lists), ItemList(item, lists[0].dtype))
     sizes = _combine_sizes(node, _subtract_sizes if node.type == "Sub" else _add_sizes)
     return sizes or compute_entries(node)
 
@@ -132,9 +128,9 @@ def select_rows(node: Node) -> Decision:
     """The condition may be a scalar, or a vector that selects along the first axis."""
     if node.count_axes(0) in (0, node.count_axes(1)):
         return compute_entries(node)
-    sharded = node.get_placement(node.find_input_with_rows(range(3)))
+    _, sharded = node.find_input_with_rows(range(3))
     require(sharded.axis == 0 and sharded.rows.chosen is None)
-    return node.decide([shard(0, sharded.rows)] * 3, shard(0, sharded.rows))
+    return node.decide([Sharded(0, sharded.rows)] * 3, Sharded(0, sharded.rows))
 
 
 def _combine_sizes(node: Node, combine: Callable[[Size, Size], Size | None]) -> Decision | None:
@@ -142,16 +138,18 @@ def _combine_sizes(node: Node, combine: Callable[[Size, Size], Size | None]) -> 
 
     combine: computes a size from two sizes of which one or both count rows; None: no `Size` describes the result.
     """
-    kinds = {placement.kind for placement in node.placements}
     terms = [value.sizes for value in node.inputs if value.sizes is not None]
-    if SIZES not in kinds or not len(terms) == len(node.inputs) == 2:
+    if (
+        not any(isinstance(placement, Sizes) for placement in node.placements)
+        or not len(terms) == len(node.inputs) == 2
+    ):
         return None
     length = max(map(len, terms))
     # A single number is broadcast against a vector.
     first, second = (sizes * length if len(sizes) == 1 else sizes for sizes in terms)
     require(len(first) == len(second))  # a number and an empty vector give an empty vector
     combined_sizes = [combine(a, b) if a.rows or b.rows else Size() for a, b in zip(first, second)]
-    return node.decide([None, None], make_sizes(list(map(require_known, combined_sizes))))
+    return node.decide([None, None], Sizes(tuple(map(require_known, combined_sizes))))
 
 
 def _add_sizes(first: Size, second: Size) -> Size | None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from matex_tf.lazy import tf
 from matex_tf.rewrite.nodes import Decision, Expansion, Node, require
-from matex_tf.rewrite.placement import SUM, WHOLE, Placement, Size, shard
+from matex_tf.rewrite.placement import SUM, WHOLE, Placement, Size
 from matex_tf.rewrite.rules.registry import register_rule
 from matex_tf.rewrite.rules.sizes import find_need
 
@@ -90,8 +90,8 @@ def _follow_table(takes: list[str], gives: list[str], mixes: Mixes, node: Node) 
 
     Raises NoRuleError if the op needs all rows, or if an input has other rows; it then gets whole inputs.
     """
-    sharded_index = node.find_input_with_rows(index for index, kind in enumerate(takes) if kind == "rows")
-    placement = shard(*node.get_placement(sharded_index).layout)
+    sharded_index, sharded = node.find_input_with_rows(index for index, kind in enumerate(takes) if kind == "rows")
+    placement = sharded.plain
     require(not mixes(node, sharded_index, placement.axis))
     needs: list[Placement | None] = []
     for index, kind in enumerate(takes):
@@ -125,7 +125,7 @@ def normalize(node: Node) -> Decision | Expansion:
     placement = node.require_rows()
     require(placement.axis != find_channel_axis(node))
     if not node.read_attribute("is_training"):  # the statistics are inputs, so each row is normalized by itself
-        return node.decide([None], shard(*placement.layout), WHOLE)
+        return node.decide([None], placement.plain, WHOLE)
     return Expansion(_make_norm, (
         find_channel_axis(node), node.count_axes(0), len(node.outputs), node.read_attribute("epsilon"),
         node.read_attribute("exponential_avg_factor", 1.0)))  # fmt: skip
@@ -159,7 +159,7 @@ def _make_norm(
 
 @register_rule("FusedBatchNormGrad FusedBatchNormGradV2 FusedBatchNormGradV3")
 def normalize_backward(node: Node) -> Decision | Expansion:
-    require(node.has_rows and node.get_placement(0).axis != find_channel_axis(node))
+    require(node.require_rows().axis != find_channel_axis(node))
     return Expansion(_make_norm_backward, (
         find_channel_axis(node), node.count_axes(0), len(node.outputs), node.read_attribute("epsilon"),
         node.read_attribute("is_training")))  # fmt: skip

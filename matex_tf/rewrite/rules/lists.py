@@ -1,10 +1,7 @@
 """Rules for TensorLists, which TensorArrays and the backward passes of loops use, and for optionals.
 
-All items of a list have one placement, `Placement.item`. An optional is placed like a list of one item. A rank's list
+All items of a list have one placement, `ItemList.item`. An optional is placed like a list of one item. A rank's list
 has as many items as the script's; an item with rows has the rank's rows.
-
-`node.decide` takes the placements that the first inputs need (None: as it is; further inputs become whole), and then
-the placements of the outputs.
 """
 
 from __future__ import annotations
@@ -15,24 +12,34 @@ import numpy as np
 
 from matex_tf.lazy import tf
 from matex_tf.rewrite.nodes import Decision, Node, require, require_known
-from matex_tf.rewrite.placement import LIST, SIZES, UNUSED, WHOLE, Placement, Size, join, list_of, make_sizes, shard
+from matex_tf.rewrite.placement import (
+    UNUSED,
+    WHOLE,
+    ItemList,
+    Placement,
+    Replicated,
+    Sharded,
+    Size,
+    Sizes,
+    drop_facts,
+    join,
+)
 from matex_tf.rewrite.rules.registry import register_rule
 from matex_tf.rewrite.rules.sizes import find_need
 
 
 def _make_list(node: Node, item: Placement | None) -> Placement:
-    return list_of(item, node.read_attribute("element_dtype"))
+    return ItemList(item, node.read_attribute("element_dtype"))
 
 
 def _read_item(node: Node) -> Placement | None:
     """The placement of the items of the list that the op takes; None: the list is empty."""
-    require(node.get_placement(0).kind == LIST)
-    return node.get_placement(0).item
+    return node.require_kind(0, ItemList).item
 
 
 @register_rule("EmptyTensorList TensorListReserve")
 def make(node: Node) -> Decision:
-    """A list without items: `Placement.item` is None until an op puts an item in."""
+    """A list without items: `ItemList.item` is None until an op puts an item in."""
     sizes, rows = node.inputs[0].constant, node.batch_rows or 1
     count_name = "max_num_elements" if node.type == "EmptyTensorList" else "num_elements"
 
@@ -51,20 +58,19 @@ def make(node: Node) -> Decision:
 def put(node: Node) -> Decision:
     item_input = 1 if node.type == "TensorListPushBack" else 2
     old_item, item = _read_item(node), node.get_placement(item_input)
-    require(item.kind != LIST)
-    all_rows = [item.rows] if item.is_sharded else [size.rows for size in item.sizes if size.rows]
-    if any(rows.chosen is not None for rows in all_rows):
-        item = WHOLE  # the masks of different turns select different rows
-    item = item._replace(index_rows=None, is_zero=False)
+    require(not isinstance(item, ItemList))
+    sizes = item.sizes if isinstance(item, Sizes) else [Size(item.rows)] if isinstance(item, Sharded) else []
+    # The masks of different turns select different rows.
+    item = WHOLE if any(size.counts_chosen for size in sizes) else drop_facts(item)
     # The first item of a list gives the list its placement. Of a later item there are two cases:
     # - A whole item for a list of rows, with as many entries as the ranks have together: it is sliced.
     # - Any other item: it can be brought to the placement of the old items, or both are whole. Else no rule applies.
-    if old_item is not None and item.is_replicated and node.has_length(item_input, old_item):
+    if isinstance(old_item, Sharded) and isinstance(item, Replicated) and node.has_length(item_input, old_item):
         item = old_item
     elif old_item is not None:
         item = join(old_item, item)
-        require(item == old_item or (item.is_replicated and old_item.is_replicated))
-    is_unchanged = item.kind == node.get_placement(item_input).kind and not item.is_replicated
+        require(item == old_item or (isinstance(item, Replicated) and isinstance(old_item, Replicated)))
+    is_unchanged = type(item) is type(node.get_placement(item_input)) and not isinstance(item, Replicated)
     index_needs = [WHOLE] * (item_input - 1)  # TensorListSetItem has an index between list and item
     return node.decide([None, *index_needs, None if is_unchanged else item], _make_list(node, item))
 
@@ -77,11 +83,11 @@ def get(node: Node) -> Decision:
 
 def _keep_sizes(node: Node, index: int, item: Placement | None = None) -> Placement | None:
     """The placement to which input `index`, the shape of the items, is brought; None: unchanged. item: of the list."""
-    if node.get_placement(index).kind == SIZES:
+    if isinstance(node.get_placement(index), Sizes):
         return None
     constant = node.inputs[index].constant
     # The shape is needed as it is, unless it fixes the number of rows of the items.
-    if item is None or not item.is_sharded or constant is None or constant.ndim == 0 or constant[item.axis] < 0:
+    if not isinstance(item, Sharded) or constant is None or constant.ndim == 0 or constant[item.axis] < 0:
         return WHOLE
     sizes = [Size(None, int(size)) for size in constant]
     sizes[item.axis] = Size(item.rows)
@@ -97,18 +103,18 @@ def pop(node: Node) -> Decision:
 @register_rule("TensorListStack")
 def stack(node: Node) -> Decision:
     item = _read_item(node) or WHOLE
-    require(item.kind != SIZES)  # a matrix of sizes has no placement
-    stacked = shard(item.axis + 1, item.rows) if item.is_sharded else item
+    require(not isinstance(item, Sizes))  # a matrix of sizes has no placement
+    stacked = Sharded(item.axis + 1, item.rows) if isinstance(item, Sharded) else item
     return node.decide([None, _keep_sizes(node, 1, item)], stacked)
 
 
 @register_rule("TensorListFromTensor")
 def unstack(node: Node) -> Decision:
     placement = node.get_placement(0)
-    if placement.is_sharded and placement.axis:
-        item = shard(placement.axis - 1, placement.rows)
+    if isinstance(placement, Sharded) and placement.axis:
+        item = Sharded(placement.axis - 1, placement.rows)
         return node.decide([None, _keep_sizes(node, 1, item)], _make_list(node, item))
-    if placement.is_partial:
+    if placement.is_row_sum:
         return node.decide([None, _keep_sizes(node, 1)], _make_list(node, placement))
     return node.decide([], _make_list(node, WHOLE))
 
@@ -123,21 +129,21 @@ def measure(node: Node) -> Decision:
 def find_item_shape(node: Node) -> Decision:
     """The shape of a rank's items, with -1 for sizes that may vary."""
     item = _read_item(node)
-    if item is None or not item.is_sharded:
+    if not isinstance(item, Sharded):
         return node.decide([None], WHOLE)
     sizes = [Size()] * require_known(require_known(node.outputs[0].shape)[0])
     sizes[item.axis] = Size(item.rows)
-    return node.decide([None], make_sizes(sizes))
+    return node.decide([None], Sizes(tuple(sizes)))
 
 
 @register_rule("OptionalFromValue")
 def wrap(node: Node) -> Decision:
     """A single value keeps its placement in the optional. Several values, and sizes, are brought to whole tensors."""
-    is_kept = len(node.inputs) == 1 and node.get_placement(0).kind != SIZES
-    return node.decide([None], list_of(node.get_placement(0))) if is_kept else node.decide([], list_of(WHOLE))
+    is_kept = len(node.inputs) == 1 and not isinstance(node.get_placement(0), Sizes)
+    return node.decide([None], ItemList(node.get_placement(0))) if is_kept else node.decide([], ItemList(WHOLE))
 
 
-register_rule("OptionalNone")(lambda node: node.decide([], list_of(None)))
+register_rule("OptionalNone")(lambda node: node.decide([], ItemList(None)))
 register_rule("OptionalGetValue")(lambda node: node.decide([None], _read_item(node) or WHOLE))
 register_rule("OptionalHasValue")(lambda node: node.decide([None], WHOLE))
 register_rule("FakeParam")(lambda node: node.decide([], UNUSED))  # stands for a residual of a branch that does not run

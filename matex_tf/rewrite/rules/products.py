@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from matex_tf.rewrite.nodes import Decision, Node, require, require_known
-from matex_tf.rewrite.placement import SUM, WHOLE, shard
+from matex_tf.rewrite.placement import SUM, WHOLE, Sharded
 from matex_tf.rewrite.rules.registry import register_rule
 
 
@@ -19,17 +19,14 @@ def place_product(node: Node, factors: Sequence[Sequence[str]], result: Sequence
     of the output's axes. One label is of the rows. An input with this label needs the rows of the first sharded input,
     any other input must be whole. If a tensor has the label twice, the op takes whole tensors (`require`).
     """
-    sharded_index = node.find_input_with_rows(range(len(node.inputs)))
-    row_label, rows = (
-        factors[sharded_index][node.get_placement(sharded_index).axis],
-        node.get_placement(sharded_index).rows,
-    )
+    sharded_index, sharded = node.find_input_with_rows(range(len(node.inputs)))
+    row_label, rows = factors[sharded_index][sharded.axis], sharded.rows
     require(all(labels.count(row_label) <= 1 for labels in (*factors, result)))
     needs = [
-        node.bring_rows(index, shard(labels.index(row_label), rows)) if row_label in labels else WHOLE
+        node.bring_rows(index, Sharded(labels.index(row_label), rows)) if row_label in labels else WHOLE
         for index, labels in enumerate(factors)
     ]
-    return node.decide(needs, shard(result.index(row_label), rows) if row_label in result else SUM)
+    return node.decide(needs, Sharded(result.index(row_label), rows) if row_label in result else SUM)
 
 
 @register_rule("MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3", is_product=True)

@@ -2,10 +2,6 @@
 
 Entries of ragged rows come with the numbers of their rows, a tensor whose placement has `index_rows`. A rule converts
 these numbers between the script's tensor and a rank's: if rank 1 has texts 3 and 4, its text 0 is the script's text 3.
-
-The functions `emit` create the ops of a rank. Their argument `copy` (`emit.Copy`) knows the rank's slice of the batch:
-with `count` rows of the rank, `copy.find_first(count)` is the number of the first of them in the script's tensor, and
-`copy.find_total(count)` is the number of rows in the script's tensor.
 """
 
 from __future__ import annotations
@@ -14,7 +10,7 @@ from typing import Any
 
 from matex_tf.lazy import tf
 from matex_tf.rewrite.nodes import Decision, Node, require, require_known
-from matex_tf.rewrite.placement import PARTIAL, SIZES, WHOLE, Placement, Rows, Size, shard
+from matex_tf.rewrite.placement import WHOLE, PartialShape, Rows, Sharded, Size, Sizes
 from matex_tf.rewrite.rules.registry import register_rule
 
 
@@ -34,7 +30,7 @@ def split_texts(node: Node) -> Decision:
     require(node.count_axes(0) == 1 and rows.is_contiguous)
     # As with rows that a mask selects, the number of a rank's words depends on the data. So `Rows.chosen` is set, to a
     # name of the split: tensors with the same name have the same words.
-    word_placement = shard(0, Rows(rows.blocks, ("parts", node.inputs[0].key)))
+    words = Rows(rows.blocks, ("parts", node.inputs[0].key))
 
     def emit(copy: Any, texts: Any, separator: Any) -> list[Any]:
         indices, words, shape = copy.create_op(node, [texts, separator])
@@ -42,8 +38,8 @@ def split_texts(node: Node) -> Decision:
         return [_shift_rows(indices, copy.find_first(count)), words, tf.stack([copy.find_total(count), shape[1]])]
 
     # Of its two numbers, the first counts rows, and the second is the same whatever the rows are (`Size()`).
-    shape_placement = Placement(PARTIAL, reduction="max", sizes=(Size(rows), Size()))
-    return node.decide([None], word_placement._replace(index_rows=rows), word_placement, shape_placement, emit=emit)
+    shape_placement = PartialShape("max", sizes=(Size(rows), Size()))
+    return node.decide([None], Sharded(0, words, rows), Sharded(0, words), shape_placement, emit=emit)
 
 
 @register_rule("RaggedTensorToTensor")
@@ -60,13 +56,13 @@ def make_dense(node: Node) -> Decision:
     row_count, *lengths = node.read_constant(0).reshape(-1).tolist()
     require(row_count == -1 and bool(lengths) and -1 not in lengths)
     require(values.has_layout(numbers))
-    require(node.get_placement(3).kind == SIZES and node.read_sizes(3) == (Size(rows),))  # a rank has its own number
+    require(node.require_kind(3, Sizes).sizes == (Size(rows),))  # a rank has its own number of rows
 
     def emit(copy: Any, shape: Any, entries: Any, default: Any, count: Any, row_numbers: Any) -> list[Any]:
         row_numbers -= tf.cast(copy.find_first(count), row_numbers.dtype)
         return list(copy.create_op(node, [shape, entries, default, count, row_numbers]))
 
-    return node.decide([WHOLE, None, WHOLE, None, None], shard(0, rows), emit=emit)
+    return node.decide([WHOLE, None, WHOLE, None, None], Sharded(0, rows), emit=emit)
 
 
 @register_rule("CTCLoss CTCLossV2")
@@ -77,14 +73,12 @@ def align_labels(node: Node) -> Decision:
     If the labels are whole, a rank selects the labels of its rows. It also keeps labels of rows that do not exist, and
     all labels if they are out of order, so that the op raises the same error as in the script alone.
     """
-    logits_placement, indices_placement, values_placement, lengths_placement = node.placements
-    rows = logits_placement.rows if logits_placement.is_sharded else node.require_rows(3).rows
-    require(
-        rows.is_contiguous
-        and (logits_placement.axis == 1 if logits_placement.is_sharded else lengths_placement.axis == 0)
-    )
+    _, indices_placement, values_placement, _ = node.placements
+    input_with_rows, sharded = node.find_input_with_rows((0, 3))
+    rows = sharded.rows
+    require(rows.is_contiguous and sharded.axis == (1 if input_with_rows == 0 else 0))
     are_selected = (
-        indices_placement.is_sharded
+        isinstance(indices_placement, Sharded)
         and indices_placement.index_rows == rows
         and values_placement.has_layout(indices_placement)
     )
@@ -102,5 +96,5 @@ def align_labels(node: Node) -> Decision:
         return list(copy.create_op(node, [logits, _shift_rows(indices, -first_row), values, lengths]))
 
     label_need = None if are_selected else WHOLE
-    needs = [node.bring_rows(0, shard(1, rows)), label_need, label_need, node.bring_rows(3, shard(0, rows))]
-    return node.decide(needs, shard(0, rows), shard(1, rows), emit=emit)
+    needs = [node.bring_rows(0, Sharded(1, rows)), label_need, label_need, node.bring_rows(3, Sharded(0, rows))]
+    return node.decide(needs, Sharded(0, rows), Sharded(1, rows), emit=emit)

@@ -2,9 +2,6 @@
 
 Ops that draw by a counter start at the counter of the rank's first row. Other ops with a seed draw for all rows on each
 rank, and the rank takes its rows. Ops without a seed draw for the rank's rows: the script may get any numbers, too.
-
-`node.decide([shape], placement)`: input 0 needs `shape`, further inputs become whole, the output has `placement`. The
-functions `emit` create the ops of a rank. Their argument `copy` (`emit.Copy`) knows the rank's slice of the batch.
 """
 
 from __future__ import annotations
@@ -15,7 +12,7 @@ from typing import Any
 from matex_tf.lazy import tf
 from matex_tf.rewrite.graph_ops import find_definition
 from matex_tf.rewrite.nodes import Decision, Node, require, require_known
-from matex_tf.rewrite.placement import SIZES, SUM, Placement, Rows, Size, make_sizes
+from matex_tf.rewrite.placement import SUM, Placement, Rows, Sharded, Size, Sizes
 from matex_tf.rewrite.rules.registry import register_rule
 from matex_tf.rewrite.rules.sizes import find_rows
 
@@ -74,7 +71,7 @@ def has_no_seed(op: Any) -> bool:
     return _has_seeds(op.type) and not (op.get_attr("seed") or op.get_attr("seed2"))
 
 
-def has_sequence(op: Any) -> bool:
+def is_seeded(op: Any) -> bool:
     """Whether the op takes its numbers from a sequence that its seed starts, each run after the numbers of the last."""
     return _has_seeds(op.type) and not has_no_seed(op)
 
@@ -102,14 +99,14 @@ def _read_shape(node: Node) -> Placement:
     constant = node.inputs[0].constant
     if constant is None or not node.batch_rows or constant.ravel()[:1].tolist() != [node.batch_rows]:
         return node.get_placement(0)
-    return make_sizes([Size(Rows()), *(Size(None, int(size)) for size in constant[1:])])
+    return Sizes((Size(Rows()), *(Size(None, int(size)) for size in constant[1:])))
 
 
-def _place_numbers(shape: Placement) -> Placement | None:
+def _place_numbers(shape: Placement) -> Sharded | None:
     """The placement of numbers of this shape; None if they have no rows.
 
     Raises NoRuleError if the number of entries of a row is unknown.
     """
-    placement = find_rows(shape.sizes) if shape.kind == SIZES else None
+    placement = find_rows(shape.sizes) if isinstance(shape, Sizes) else None
     require(placement is None or placement.rows.unit is not None)
     return placement

@@ -2,12 +2,6 @@
 
 With 2 ranks and 5 rows, `tf.reduce_sum(x, 0)` is the sum of rows 0-2 on rank 0, and the sum of rows 3-4 on rank 1. A
 reduction along other axes computes each row by itself, and keeps the rows.
-
-A rule decides for one op (`node`) which placements its inputs need (None: unchanged), and which its outputs have
-(`shapes`: the known sizes of the outputs). Or it returns an `Expansion`: the op is replaced by the ops that a function
-creates, and each of these gets its placement by its own rule. If a rule raises an error, as `require` does, the op
-takes complete inputs. `linear` is the index of an input in which an op is linear: where the rule does not apply, a
-partial sum as this input gives a partial sum (`registry`).
 """
 
 from __future__ import annotations
@@ -16,7 +10,7 @@ from typing import Any
 
 from matex_tf.lazy import tf
 from matex_tf.rewrite.nodes import Decision, Expansion, Node, NoRuleError, require, require_known
-from matex_tf.rewrite.placement import HALF, PARTIAL, SIZES, SUM, WHOLE, Placement, make_sizes, multiply_sizes, shard
+from matex_tf.rewrite.placement import HALF, SUM, WHOLE, Partial, Placement, Sharded, Sizes, multiply_sizes
 from matex_tf.rewrite.rules.registry import keep_sum, register_rule
 
 _REDUCTIONS = {"Max": "max", "Min": "min", "All": "min", "Any": "max"}
@@ -25,7 +19,7 @@ _COMPARABLE = ("float16", "bfloat16", "float32", "float64", "int32", "int64", "b
 """The dtypes whose maximum and minimum a collective can compute."""
 
 
-def _keep_rows(node: Node) -> Placement | None:
+def _keep_rows(node: Node) -> Sharded | None:
     """The placement of the result of a reduction that keeps the rows of its input; None if it reduces the rows."""
     placement, named_axes = node.require_rows(), node.read_named_axes(1, node.count_axes(0))
     is_reduced, named_before = named_axes[placement.axis], named_axes[: placement.axis]  # None: unknown
@@ -34,7 +28,7 @@ def _keep_rows(node: Node) -> Placement | None:
     keeps_axes = node.read_attribute("keep_dims", False)
     # If reduced axes are dropped, the new number of the axis of the rows depends on how many before it are reduced.
     require(is_reduced is not None and (keeps_axes or None not in named_before))
-    return shard(placement.axis if keeps_axes else placement.axis - named_before.count(True), placement.rows)
+    return Sharded(placement.axis if keeps_axes else placement.axis - named_before.count(True), placement.rows)
 
 
 def _find_shape(node: Node) -> list[int | None] | None:
@@ -51,7 +45,7 @@ def _find_shape(node: Node) -> list[int | None] | None:
 
 @register_rule("Sum")
 def add_up(node: Node) -> Decision:
-    if node.get_placement(0).is_sharded:
+    if isinstance(node.get_placement(0), Sharded):
         return node.decide([None], _keep_rows(node) or SUM, shapes=[_find_shape(node)])
     return keep_sum(node)._replace(shapes=[_find_shape(node)])
 
@@ -91,8 +85,8 @@ def _widen(rows: Any) -> Any:
 def multiply(node: Node) -> Decision:
     """The product of the numbers of a shape is a number of entries. For any other product see `take_extreme`."""
     placement = node.get_placement(0)
-    if placement.kind == SIZES and node.count_axes(0) == 1 and node.read_constant(1).size:
-        return node.decide([None], make_sizes([require_known(multiply_sizes(placement.sizes))]))
+    if isinstance(placement, Sizes) and node.count_axes(0) == 1 and node.read_constant(1).size:
+        return node.decide([None], Sizes((require_known(multiply_sizes(placement.sizes)),)))
     return take_extreme(node)
 
 
@@ -103,11 +97,11 @@ def take_extreme(node: Node) -> Decision:
     A rank without rows computes a row of another rank, which does not change the maximum or minimum. No collective
     combines products (`multiply`), or maxima and minima of other dtypes.
     """
-    result = _keep_rows(node)
+    result: Placement | None = _keep_rows(node)
     if result is None:  # the rows are reduced
         require(node.type in _REDUCTIONS and node.inputs[0].dtype.name in _COMPARABLE)
-        require(node.get_placement(0).rows.chosen is None)  # a rank may have no selected rows
-        result = Placement(PARTIAL, reduction=_REDUCTIONS[node.type])
+        require(node.require_rows().rows.chosen is None)  # a rank may have no selected rows
+        result = Partial(_REDUCTIONS[node.type])
     return node.decide([None], result, shapes=[_find_shape(node)])
 
 
@@ -129,7 +123,9 @@ def _is_cheaper_gathered(node: Node) -> bool:
     """
     if node.repeats or node.outputs[0].shape is None or None in node.outputs[0].shape:
         return False
-    gathered_bytes = sum(value.estimate_bytes(node.rows) for value in node.inputs if value.placement.is_sharded)
+    gathered_bytes = sum(
+        value.estimate_bytes(node.rows) for value in node.inputs if isinstance(value.placement, Sharded)
+    )
     return 0 < gathered_bytes < 2 * node.outputs[0].estimate_bytes(node.rows)
 
 
@@ -140,10 +136,9 @@ def _add_entries(node: Node, data: Placement, indices: Placement) -> Decision:
     """
     if _is_cheaper_gathered(node):
         return node.decide_whole()
-    placement = indices if indices.is_sharded else data
+    placement = next(placement for placement in (indices, data) if isinstance(placement, Sharded)).plain
     # Rows that a mask selects cannot be cut from a whole tensor: a rank knows the selection of its own rows only.
     require(placement.rows.chosen is None or data.has_layout(indices))
-    placement = shard(*placement.layout)
     return node.decide([placement, placement], SUM)
 
 
@@ -151,17 +146,17 @@ def _add_entries(node: Node, data: Placement, indices: Placement) -> Decision:
 def add_segments(node: Node) -> Decision:
     """The sum of each segment, by an index for each entry."""
     data, indices = node.get_placement(0), node.get_placement(1)
-    if indices.is_sharded or (data.is_sharded and data.axis < node.count_axes(1)):
+    if isinstance(indices, Sharded) or (isinstance(data, Sharded) and data.axis < node.count_axes(1)):
         return _add_entries(node, data, indices)
     # The rows are along an axis that the indices do not have. It stays; one axis replaces the axes of the indices.
     data = node.require_rows()
-    return node.decide([None], shard(data.axis - node.count_axes(1) + 1, data.rows))
+    return node.decide([None], Sharded(data.axis - node.count_axes(1) + 1, data.rows))
 
 
 @register_rule("ScatterNd", linear=1)
 def scatter(node: Node) -> Decision:
     indices, updates = node.get_placement(0), node.get_placement(1)
-    axis = indices.axis if indices.is_sharded else node.require_rows(1).axis
+    axis = indices.axis if isinstance(indices, Sharded) else node.require_rows(1).axis
     require(axis < node.count_axes(0) - 1)  # the last axis of the indices has the coordinates of one entry
     return _add_entries(node, updates, indices)
 
@@ -172,9 +167,9 @@ def count_numbers(node: Node) -> Decision:
     numbers = node.require_rows()
     require(numbers.rows.chosen is None)  # weights cannot be cut to rows that a mask selects, as in `_add_entries`
     has_weights = node.read_shape(2)[:1] != [0]
-    needs = [None, WHOLE, shard(*numbers.layout) if has_weights else WHOLE]
+    needs = [None, WHOLE, numbers.plain if has_weights else WHOLE]
     if node.type == "DenseBincount" and node.count_axes(0) == 2:
         require(numbers.axis == 0)
-        return node.decide(needs, shard(0, numbers.rows))
+        return node.decide(needs, Sharded(0, numbers.rows))
     require(not node.read_attribute("binary_output", False))
     return node.decide(needs, SUM)

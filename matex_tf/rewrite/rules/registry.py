@@ -1,13 +1,4 @@
-"""The table of rules, by op type. A rule maps the placements of an op's inputs to a `Decision`.
-
-The decision has for each input the placement that the op needs (`needs`; None: as it is), and for each output the
-placement that results (`gives`). A rule need only handle inputs with rows. For other inputs it may raise NoRuleError.
-The op then takes whole tensors, as an op without a rule does (`decide_without_rule`). Partial sums are an exception: an
-op that is linear in an input takes a partial sum as this input unchanged, and its result is a partial sum, too. An
-example is the multiplication by a whole tensor.
-
-*Sizes* are the numbers of a vector of the placement SIZES, such as the shape [n, 3] of a batch of n rows.
-"""
+"""The table of rules, by op type, and what is common to them: the decision without a rule, and the moves of sizes."""
 
 from __future__ import annotations
 
@@ -18,7 +9,7 @@ import numpy as np
 
 from matex_tf.rewrite.constants import evaluate
 from matex_tf.rewrite.nodes import Decision, Expansion, Node, require
-from matex_tf.rewrite.placement import SIZES, SUM, WHOLE, ZERO, Placement, Size, make_sizes
+from matex_tf.rewrite.placement import SUM, WHOLE, ZEROS, Placement, Size, Sizes, Zeros
 
 Rule = Callable[[Node], Decision | Expansion]
 _Rule = TypeVar("_Rule", bound=Rule)
@@ -42,7 +33,7 @@ def register_rule(
     def register(rule: _Rule) -> _Rule:
         def move_or_decide(node: Node) -> Decision | Expansion:
             moved_inputs = [] if moves is None else _select(node, moves)
-            is_moved = any(node.get_placement(index).kind == SIZES for index in moved_inputs)
+            is_moved = any(isinstance(node.get_placement(index), Sizes) for index in moved_inputs)
             return move_sizes(node, moved_inputs) if is_moved else rule(node)
 
         linear_inputs = moves if linear is None else linear
@@ -60,9 +51,9 @@ def register_rule(
 
 
 def keep_sizes(node: Node) -> list[Placement | None]:
-    """Needs that leave inputs of the placement SIZES unchanged. Raises NoRuleError if no input has that placement."""
-    require(any(placement.kind == SIZES for placement in node.placements))
-    return [None if placement.kind == SIZES else WHOLE for placement in node.placements]
+    """Needs that leave inputs of the placement `Sizes` unchanged. Raises NoRuleError if no input has that placement."""
+    require(any(isinstance(placement, Sizes) for placement in node.placements))
+    return [None if isinstance(placement, Sizes) else WHOLE for placement in node.placements]
 
 
 def move_sizes(node: Node, indexes: Sequence[int]) -> Decision:
@@ -83,7 +74,7 @@ def move_sizes(node: Node, indexes: Sequence[int]) -> Decision:
         entries += sizes
     outputs = evaluate(node, inputs)
     require(len(outputs) == len(node.outputs) and all(positions.ndim <= 1 for positions in outputs))
-    gives = [make_sizes([entries[index] for index in positions.reshape(-1)]) for positions in outputs]
+    gives = [Sizes(tuple(entries[index] for index in positions.reshape(-1))) for positions in outputs]
     return node.decide(keep_sizes(node), *gives)
 
 
@@ -96,7 +87,7 @@ def decide_without_rule(node: Node) -> Decision:
     """The decision that all inputs become whole, except for partial sums in which the op is linear."""
     linear_inputs = _LINEAR.get(node.type)
     if node.type in _PRODUCTS:
-        sum_indexes = [index for index, placement in enumerate(node.placements) if placement.is_partial]
+        sum_indexes = [index for index, placement in enumerate(node.placements) if placement.is_row_sum]
         linear_inputs = sum_indexes[0] if len(sum_indexes) == 1 else None
     return node.decide_whole() if linear_inputs is None else keep_sum(node, linear_inputs)
 
@@ -110,9 +101,9 @@ def keep_sum(node: Node, linear: int | slice = 0) -> Decision:
         return node.decide_whole()
     indexes = _select(node, linear)
     terms = [node.get_placement(index) for index in indexes]
-    if any(term.is_partial for term in terms) and all(term.is_partial or term.is_zero for term in terms):
+    if any(term.is_row_sum for term in terms) and all(term.is_row_sum or isinstance(term, Zeros) for term in terms):
         needs: list[Placement | None] = [WHOLE] * len(node.inputs)
         for index, term in zip(indexes, terms):
-            needs[index] = None if term.is_partial else SUM
+            needs[index] = None if term.is_row_sum else SUM
         return node.decide(needs, SUM)
-    return node.decide([], ZERO if all(term.is_zero for term in terms) else WHOLE)
+    return node.decide([], ZEROS if all(isinstance(term, Zeros) for term in terms) else WHOLE)

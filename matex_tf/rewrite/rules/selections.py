@@ -2,10 +2,6 @@
 
 Indices may be numbers of rows of the script's batch. If rank 1 has rows 3 and 4, its row 0 is the script's row 3: a
 rule adds or subtracts the index of the rank's first row.
-
-A rule returns a `Decision`: the placements to which the inputs are brought (None: unchanged), and the placements of the
-outputs. If a `require` fails, there is no rule for the op: it gets whole inputs. The functions `emit` create the ops of
-a rank. Their argument `copy` (`emit.Copy`) knows the rank's slice of the batch.
 """
 
 from __future__ import annotations
@@ -14,7 +10,7 @@ from typing import Any
 
 from matex_tf.lazy import tf
 from matex_tf.rewrite.nodes import Decision, Node, require, require_known
-from matex_tf.rewrite.placement import WHOLE, Rows, shard
+from matex_tf.rewrite.placement import WHOLE, Rows, Sharded
 from matex_tf.rewrite.rules.registry import register_rule
 
 
@@ -25,7 +21,6 @@ def _make_offset(copy: Any, own_rows: Any, length: int) -> Any:
 
 @register_rule("GatherV2 Gather", moves=0)
 def gather(node: Node) -> Decision:
-    require(node.has_rows)
     table, indices = node.get_placement(0), node.get_placement(1)
     axis = batch_axes = 0
     if node.type == "GatherV2":
@@ -35,24 +30,26 @@ def gather(node: Node) -> Decision:
         return _take_own(node, tf.gather)
     # Table and indices have their first axes in common, among them the axis of the rows.
     if batch_axes:
-        placement = shard(*(table if table.is_sharded else indices).layout)
+        placement = table.plain if isinstance(table, Sharded) else node.require_rows(1).plain
         require(placement.axis < batch_axes)
         return node.decide([node.bring_rows(0, placement), node.bring_rows(1, placement)], placement)
     # Each rank selects from the whole table by its own indices.
-    if indices.is_sharded:
-        return node.decide([WHOLE, None], shard(axis + indices.axis, indices.rows))
+    if isinstance(indices, Sharded):
+        return node.decide([WHOLE, None], Sharded(axis + indices.axis, indices.rows))
     # Only the table has rows, along an axis from which the op does not select.
+    table = node.require_rows()
     require(table.axis != axis)
     new_axis = table.axis if table.axis < axis else table.axis - 1 + node.count_axes(1)
-    return node.decide([None], shard(new_axis, table.rows))
+    return node.decide([None], Sharded(new_axis, table.rows))
 
 
 def _number_own_rows(node: Node, axis_count: int) -> bool:
     """Whether the indices, which have `axis_count` axes, number entries of the table that the rank has itself."""
     table, indices = node.get_placement(0), node.get_placement(1)
-    is_numbered = table.is_sharded and table.axis == 0 and table.rows == indices.index_rows
+    if not isinstance(table, Sharded) or not isinstance(indices, Sharded) or node.count_axes(1) != axis_count:
+        return False
     # Two unknown numbers of entries (`Rows.unit`) may differ.
-    return is_numbered and table.rows.unit is not None and node.count_axes(1) == axis_count
+    return table.axis == 0 and table.rows == indices.index_rows and table.rows.unit is not None
 
 
 def _take_own(node: Node, take: Any) -> Decision:
@@ -67,7 +64,7 @@ def _take_own(node: Node, take: Any) -> Decision:
             take(own_rows, chosen_indices - tf.cast(_make_offset(copy, own_rows, coordinates), chosen_indices.dtype))
         ]
 
-    return node.decide([None, None], shard(0, node.get_placement(1).rows), emit=emit)
+    return node.decide([None, None], Sharded(0, node.require_rows(1).rows), emit=emit)
 
 
 @register_rule("GatherNd", moves=0)
@@ -76,7 +73,7 @@ def gather_nd(node: Node) -> Decision:
     require(not node.read_attribute("batch_dims", 0) and indices.axis < node.count_axes(1) - 1)  # last: coordinates
     if _number_own_rows(node, 2):
         return _take_own(node, tf.gather_nd)
-    return node.decide([WHOLE, None], shard(indices.axis, indices.rows))
+    return node.decide([WHOLE, None], Sharded(indices.axis, indices.rows))
 
 
 @register_rule("Where")
@@ -89,7 +86,7 @@ def where(node: Node) -> Decision:
         return [tf.where(mask) + _make_offset(copy, mask, axis_count)]
 
     chosen_rows = Rows(placement.rows.blocks, ("chosen", node.inputs[0].key))  # the rows that this mask selects
-    return node.decide([None], shard(0, chosen_rows)._replace(index_rows=placement.rows), emit=emit)
+    return node.decide([None], Sharded(0, chosen_rows, placement.rows), emit=emit)
 
 
 @register_rule("OneHot")
@@ -99,4 +96,4 @@ def one_hot(node: Node) -> Decision:
     axis = node.read_attribute("axis")
     axis += axis_count + 1 if axis < 0 else 0
     # The new axis may be before the axis of the rows.
-    return node.decide([None], shard(placement.axis + (axis <= placement.axis), placement.rows))
+    return node.decide([None], Sharded(placement.axis + (axis <= placement.axis), placement.rows))

@@ -2,21 +2,18 @@
 
 If the script makes zeros of the shape [n, 3] for a batch of n rows, a rank makes zeros for its rows. If the script
 reshapes a batch of 64 rows of 3x5 to [64, 15], a rank with 32 rows reshapes its slice to [32, 15].
-
-`node.decide` takes the placements that the first inputs need (None: as it is; further inputs become whole), and then
-the placement of the output. `moves=0`: the op only moves the entries of its input 0. So `registry` moves an input of
-sizes, and keeps a partial sum where the rule does not apply.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from fractions import Fraction
 from typing import Any
 
 from matex_tf.lazy import tf
 from matex_tf.rewrite.nodes import Decision, Node, require, require_known
-from matex_tf.rewrite.placement import LIST, SIZES, WHOLE, ZERO, Placement, Rows, Size, shard
+from matex_tf.rewrite.placement import WHOLE, ZEROS, ItemList, Rows, Sharded, Size, Sizes, Zeros
 from matex_tf.rewrite.rules.arrays import scale_blocks
 from matex_tf.rewrite.rules.entrywise import compute_entries
 from matex_tf.rewrite.rules.registry import register_rule
@@ -27,27 +24,27 @@ from matex_tf.rewrite.rules.sizes import find_need, find_rows, replace_size
 def constant(node: Node) -> Decision:
     """`propagate` has set the value of the output."""
     value = node.outputs[0].constant
-    return node.decide([], ZERO if value is not None and value.size and not value.any() else WHOLE)
+    return node.decide([], ZEROS if value is not None and value.size and not value.any() else WHOLE)
 
 
 @register_rule("ZerosLike OnesLike")
 def fill_like(node: Node) -> Decision:
     placement = node.get_placement(0)
-    if placement.is_sharded:
-        return node.decide([None], shard(*placement.layout))  # the same rows, without facts about the old values
-    if placement.kind == LIST:
-        require(placement.item is None or placement.item.kind != SIZES)  # zeros in place of sizes are no sizes
+    if isinstance(placement, Sharded):
+        return node.decide([None], placement.plain)  # the same rows, without facts about the old values
+    if isinstance(placement, ItemList):
+        require(placement.item is None or not isinstance(placement.item, Sizes))  # zeros in place of sizes are no sizes
         return node.decide([None], placement)
     # The op reads only the shape, and the shape of a partial sum is the script's.
-    return node.decide([None if placement.is_partial else WHOLE], ZERO if node.type == "ZerosLike" else WHOLE)
+    return node.decide([None if placement.is_row_sum else WHOLE], ZEROS if node.type == "ZerosLike" else WHOLE)
 
 
 @register_rule("Fill")
 def fill(node: Node) -> Decision:
     """The result has the rows that input 0, its shape, counts. Input 1 is the number that fills it."""
-    placement = find_rows(node.read_sizes(0)) if node.get_placement(0).kind == SIZES else None
+    placement = find_rows(node.read_sizes(0)) if isinstance(node.get_placement(0), Sizes) else None
     if placement is None:
-        return node.decide([], ZERO if node.get_placement(1).is_zero else WHOLE)
+        return node.decide([], ZEROS if isinstance(node.get_placement(1), Zeros) else WHOLE)
     return node.decide([None], placement)
 
 
@@ -58,7 +55,7 @@ def reshape(node: Node) -> Decision:
     new_sizes, old_shape = node.read_sizes(1), node.inputs[0].shape
     if old_shape is None:  # the new shape must begin with the number of rows
         require(placement.axis == 0 and bool(new_sizes) and new_sizes[0].rows == placement.rows)
-        return node.decide([None, None], shard(*placement.layout))
+        return node.decide([None, None], placement.plain)
     # Where the script's shape has -1, the shape of its result may show the size.
     whole_shape = node.outputs[0].whole_shape
     if whole_shape is not None and len(whole_shape) == len(new_sizes):
@@ -73,11 +70,11 @@ def reshape(node: Node) -> Decision:
     if new_sizes[axis].value not in (None, -1):
         new_sizes = replace_size(new_sizes, axis, rows)
     fixed_shape = [None if size.rows is not None or size.value == -1 else size.value for size in new_sizes]
-    new_placement = shard(axis, rows)._replace(index_rows=index_rows)
+    new_placement = Sharded(axis, rows, index_rows)
     return node.decide([None, find_need(node, 1, new_sizes)], new_placement, shapes=[fixed_shape])
 
 
-def _find_new_axis(placement: Placement, old_shape: list[int | None], new_sizes: tuple[Size, ...]) -> tuple[int, Rows]:
+def _find_new_axis(placement: Sharded, old_shape: list[int | None], new_sizes: tuple[Size, ...]) -> tuple[int, Rows]:
     """The axis of the rows after a reshape, and the rows along this axis.
 
     The axis of the rows may join axes after it, or be split: if a batch of n rows, [n, 3, 5], becomes [3n, 5], the axis
@@ -126,7 +123,7 @@ def expand(node: Node) -> Decision:
     axis_count, new_axis = node.count_axes(0), int(node.read_constant(1).reshape(()))
     if new_axis < 0:
         new_axis += axis_count + 1
-    return node.decide([None], placement._replace(axis=placement.axis + (new_axis <= placement.axis)))
+    return node.decide([None], dataclasses.replace(placement, axis=placement.axis + (new_axis <= placement.axis)))
 
 
 @register_rule("Squeeze", moves=0)
@@ -139,7 +136,7 @@ def squeeze(node: Node) -> Decision:
         require(placement.rows.chosen is None)  # a mask may select a single row, whose axis the op drops
         axes = [index for index, size in enumerate(old_shape) if size == 1 and index != placement.axis]
     require(placement.axis not in axes)  # a batch may have one row, and a rank none or all of them
-    new_placement = placement._replace(axis=placement.axis - sum(axis < placement.axis for axis in axes))
+    new_placement = dataclasses.replace(placement, axis=placement.axis - sum(axis < placement.axis for axis in axes))
 
     def emit(_: Any, own_rows: Any) -> list[Any]:
         return [tf.squeeze(own_rows, axes) if axes else tf.identity(own_rows)]
@@ -165,7 +162,7 @@ def bitcast(node: Node) -> Decision:
 def transpose(node: Node) -> Decision:
     placement = node.require_rows()
     order = [int(axis) for axis in node.read_constant(1).reshape(-1)]
-    return node.decide([None], shard(order.index(placement.axis), placement.rows))
+    return node.decide([None], Sharded(order.index(placement.axis), placement.rows))
 
 
 @register_rule("BroadcastTo", moves=0)
@@ -174,22 +171,21 @@ def broadcast(node: Node) -> Decision:
     # The last axes of input and result correspond, so the axis of the rows is counted from the end.
     axis_from_end = len(node.read_sizes(1)) - result.axis
     axis = node.count_axes(0) - axis_from_end
-    need = WHOLE if axis < 0 else node.bring_rows(0, shard(axis, result.rows))
+    need = WHOLE if axis < 0 else node.bring_rows(0, Sharded(axis, result.rows))
     return node.decide([need, None], result)
 
 
-def _place_result(node: Node) -> Placement:
+def _place_result(node: Node) -> Sharded:
     """The placement of the result. Raises NoRuleError if the second input has no number that counts rows."""
-    require(node.get_placement(1).kind == SIZES)
-    return require_known(find_rows(node.read_sizes(1)))
+    return require_known(find_rows(node.require_kind(1, Sizes).sizes))
 
 
 @register_rule("Tile", moves=0)
 def tile(node: Node) -> Decision:
     placement = node.get_placement(0)
-    if placement.is_sharded:
-        require(node.read_sizes(1)[placement.axis] == Size(None, 1) and node.get_placement(1).kind != SIZES)
-        return node.decide([None], shard(*placement.layout))
+    if isinstance(placement, Sharded):
+        require(node.read_sizes(1)[placement.axis] == Size(None, 1) and not isinstance(node.get_placement(1), Sizes))
+        return node.decide([None], placement.plain)
     result = _place_result(node)
     require(node.read_shape(0)[result.axis] == 1)  # several entries would be repeated as a whole, not one by one
     return node.decide([WHOLE, None], result)
@@ -205,4 +201,4 @@ def count_up(node: Node) -> Decision:
     def emit(copy: Any, start: Any, limit: Any, delta: Any) -> list[Any]:
         return [tf.range(limit, dtype=limit.dtype) + tf.cast(copy.find_first(limit), limit.dtype)]
 
-    return node.decide([WHOLE, None], shard(0, rows)._replace(index_rows=rows), emit=emit)
+    return node.decide([WHOLE, None], Sharded(0, rows, rows), emit=emit)

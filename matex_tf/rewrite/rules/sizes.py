@@ -1,12 +1,7 @@
 """Rules for sizes of tensors, as `tf.shape` gives them, and for their use in gradients.
 
-With a batch of 5 rows, `tf.shape(batch)[0]` is 5 in the script, and 3 on a rank with 3 rows. So `propagate` notes for
-each number whether it counts rows, and how many entries there are for each row (`placement.Size`). A vector with such
-a number has the placement SIZES: each rank has its own number, and an op that needs the script's number gets this one.
-
-`Size(rows)` counts the entries of an axis with the rows `placement.Rows`: its `blocks` are one batch, or several that
-were concatenated, and its `unit` is the number of entries for each row. `Size(None, n)` is the number n on all ranks.
-`require` ends a rule whose condition does not hold; the op then gets whole inputs.
+With a batch of 5 rows, `tf.shape(batch)[0]` is 5 in the script, and 3 on a rank with 3 rows. So a `placement.Size`
+notes for each number whether it counts rows, and how many entries there are for each row.
 """
 
 from __future__ import annotations
@@ -15,15 +10,15 @@ from typing import Any
 
 from matex_tf.lazy import tf
 from matex_tf.rewrite.nodes import Decision, Node, require, require_known
-from matex_tf.rewrite.placement import LIST, SIZES, WHOLE, Placement, Rows, Size, make_sizes, multiply_sizes, shard
+from matex_tf.rewrite.placement import WHOLE, ItemList, NamedAxes, Placement, Rows, Sharded, Size, Sizes, multiply_sizes
 from matex_tf.rewrite.rules.registry import keep_sizes, move_sizes, register_rule
 
 
 def describe_shape(node: Node, index: int) -> list[Size]:
     """The shape of an input: for the sharded axis a size that counts rows, for each other axis its fixed size."""
     placement, sizes = node.get_placement(index), [Size(None, size) for size in node.read_shape(index)]
-    require(placement.kind != LIST)
-    if placement.is_sharded:
+    require(not isinstance(placement, ItemList))
+    if isinstance(placement, Sharded):
         sizes[placement.axis] = Size(placement.rows)
     return sizes
 
@@ -31,12 +26,14 @@ def describe_shape(node: Node, index: int) -> list[Size]:
 @register_rule("Shape ShapeN")
 def shape(node: Node) -> Decision:
     input_count = len(node.inputs)
-    return node.decide([None] * input_count, *(make_sizes(describe_shape(node, index)) for index in range(input_count)))
+    return node.decide(
+        [None] * input_count, *(Sizes(tuple(describe_shape(node, index))) for index in range(input_count))
+    )
 
 
 @register_rule("Size")
 def size(node: Node) -> Decision:
-    return node.decide([None], make_sizes([require_known(multiply_sizes(describe_shape(node, 0)))]))
+    return node.decide([None], Sizes((require_known(multiply_sizes(describe_shape(node, 0))),)))
 
 
 @register_rule("Rank")
@@ -45,9 +42,9 @@ def rank(node: Node) -> Decision:
     return node.decide([None], WHOLE)
 
 
-def find_rows(sizes: tuple[Size, ...]) -> Placement | None:
+def find_rows(sizes: tuple[Size, ...]) -> Sharded | None:
     """The placement of a tensor with this shape: sharded along the axis that counts rows; None if no axis does."""
-    placements = [shard(axis, size.rows) for axis, size in enumerate(sizes) if size.rows is not None]
+    placements = [Sharded(axis, size.rows) for axis, size in enumerate(sizes) if size.rows is not None]
     require(len(placements) <= 1)  # a tensor is sharded along one axis
     return placements[0] if placements else None
 
@@ -57,7 +54,7 @@ def replace_size(sizes: tuple[Size, ...], index: int, rows: Rows) -> tuple[Size,
     return (*sizes[:index], Size(rows), *sizes[index + 1 :])
 
 
-def read_along(node: Node, index: int, entry: int, placement: Placement, length: int | None) -> tuple[Size, ...]:
+def read_along(node: Node, index: int, entry: int, placement: Sharded, length: int | None) -> tuple[Size, ...]:
     """The sizes in input `index`, such as the ends of a slice. The size at `entry` is for the axis with the rows.
 
     The script may have a constant there that counts rows. For example, with 64 rows, the end 128 takes two concatenated
@@ -77,20 +74,19 @@ def read_along(node: Node, index: int, entry: int, placement: Placement, length:
 
 def find_need(node: Node, index: int, sizes: tuple[Size, ...]) -> Placement | None:
     """The placement to which input `index` is brought, so that the op gets `sizes`; None: the input has them."""
-    if node.get_placement(index).kind == SIZES:
+    if isinstance(node.get_placement(index), Sizes):
         require(sizes == node.read_sizes(index))
         return None
     if all(size.rows is None for size in sizes):
         return WHOLE
     # The input is replicated. Each rank computes its numbers of rows in place of the script's, and repeats the others.
-    for size in sizes:
-        require((size.value if size.rows is None else size.rows.unit) is not None)
-    return make_sizes(sizes)
+    require(all(size.is_known for size in sizes))
+    return Sizes(sizes)
 
 
 @register_rule("BroadcastGradientArgs")
 def find_broadcast_axes(node: Node) -> Decision:
-    """The axes over which gradients of a broadcast are summed: `Placement.axes` tells which axes an output names.
+    """The axes over which gradients of a broadcast are summed: `NamedAxes` tells which axes an output names.
 
     TensorFlow names the axes of size 1 and the missing axes of the shorter shape. If both shapes are equal, it names
     none. The rule applies this to the script's shapes, because a slice may have one row where the batch has several.
@@ -112,14 +108,14 @@ def find_broadcast_axes(node: Node) -> Decision:
             return None
         return size.value == 1
 
-    are_chosen = [[bool(size.rows and size.rows.chosen) for size in sizes] for sizes in (first, second)]
+    are_chosen = [[size.counts_chosen for size in sizes] for sizes in (first, second)]
 
     def emit(_: Any, *shapes: Any) -> list[Any]:
         # A mask may select a single row, of which one rank has a row and the others have none.
         shapes_of_more = [tf.where(mask & (shape == 1), 2, shape) for mask, shape in zip(are_chosen, shapes)]
         return list(tf.raw_ops.BroadcastGradientArgs(s0=shapes_of_more[0], s1=shapes_of_more[1]))
 
-    gives = [WHOLE._replace(axes=tuple(map(is_named, sizes))) for sizes in padded_shapes]
+    gives = [NamedAxes(tuple(map(is_named, sizes))) for sizes in padded_shapes]
     return node.decide([], *gives, emit=emit if any(map(any, are_chosen)) else None)
 
 
@@ -146,7 +142,7 @@ def find_offsets(node: Node) -> Decision:
     require(all(len({size.rows for size in sizes}) == 1 for sizes in other_sizes))
     offsets, length_before = [], Size(None, 0)
     for shape in shapes:
-        offsets.append(make_sizes([length_before if index == axis else Size(None, 0) for index in range(len(shape))]))
+        offsets.append(Sizes(tuple(length_before if index == axis else Size(None, 0) for index in range(len(shape)))))
         length_before = _join_lengths(length_before, shape[axis])
     return node.decide(needs, *offsets)
 

@@ -1,20 +1,16 @@
 """Rules for slices such as `x[a:b]`: a slice may take all rows, or blocks of them, but no part of a block.
 
-A tensor of two concatenated batches has two blocks (`placement.Rows`). `x[:n]`, with n rows in a batch, is then the
-first block, of which each rank has its rows. Begin and end may count rows, as in `rules.sizes`: n is 5 in the script,
-and 3 on a rank with 3 rows. `x[:10]` takes rows that some ranks do not have, so no rule applies.
-
-`node.decide(needs, result)` says which placements the inputs need (None: unchanged), and which the result has. If a
-function raises an error, as `require` does, no rule applies, and the op takes complete inputs.
-
-The functions are for inputs with rows. `moves=0` and `linear=4` name the input that slices only move, and the gradient
-in which their backward op is linear: `registry` has the rules for partial sums and sizes there.
+Of two concatenated batches of n rows, `x[:n]` is the first block, of which each rank has its rows. Begin and end may
+count rows: n is 5 in the script, and 3 on a rank with 3 rows. `x[:10]` takes rows that some ranks do not have, so no
+rule applies.
 """
 
 from __future__ import annotations
 
+import dataclasses
+
 from matex_tf.rewrite.nodes import Decision, Node, NoRuleError, require, require_known
-from matex_tf.rewrite.placement import PARTIAL, SIZES, WHOLE, Placement, Rows, Size, make_sizes, shard
+from matex_tf.rewrite.placement import WHOLE, PartialShape, Placement, Rows, Sharded, Size, Sizes
 from matex_tf.rewrite.rules.arrays import read_unit, take_blocks
 from matex_tf.rewrite.rules.registry import register_rule
 from matex_tf.rewrite.rules.sizes import find_need, find_rows, read_along, replace_size
@@ -25,15 +21,16 @@ _BEGIN, _END, _STRIDE = 1, 2, 3
 
 @register_rule("StridedSlice", moves=0)
 def slice_with_strides(node: Node) -> Decision:
-    placement = node.get_placement(0)
-    if placement.kind == PARTIAL and placement.sizes:
-        return _take_size(node)
+    if isinstance(node.get_placement(0), PartialShape):
+        return _take_size(node, node.require_kind(0, PartialShape).sizes)
     placement = node.require_rows()
     result, needs = _place_slice(node, placement, node.count_axes(0), node.read_length(0))
     # In a matrix from `tf.where(mask)`, column 0 has indices of rows of the script's tensor: `index_rows` is set. It
     # stays set for the slice `[:, 0]`, which takes all entries of axis 0 and entry 0 of axis 1.
     is_column = placement.index_rows is not None and node.count_axes(0) == 2 and _list_entries(node) == (None, 0)
-    return node.decide([None, *needs], result._replace(index_rows=placement.index_rows) if is_column else result)
+    return node.decide(
+        [None, *needs], dataclasses.replace(result, index_rows=placement.index_rows) if is_column else result
+    )
 
 
 def _read_masks(node: Node) -> dict[str, int]:
@@ -61,22 +58,21 @@ def _list_entries(node: Node) -> tuple[int | None, ...]:
     return tuple(entries)
 
 
-def _take_size(node: Node) -> Decision:
+def _take_size(node: Node, sizes: tuple[Size, ...]) -> Decision:
     """Take the number of rows from a shape whose other entries are maxima over the ranks, a partial tensor.
 
     `StringSplitV2` returns such a shape: the number of texts, and the largest number of words of a text. A rank knows
     its own number of texts, so the shape need not be exchanged for `shape[0]`.
     """
-    sizes = node.get_placement(0).sizes
     indices = [index for index in _list_entries(node) if index is not None]
     require(len(indices) == 1 and 0 <= indices[0] < len(sizes))
-    require_known(require_known(sizes[indices[0]].rows).unit)  # so the number follows from the rank's slice (`paths`)
-    return node.decide([None], make_sizes([sizes[indices[0]]]))
+    require_known(require_known(sizes[indices[0]].rows).unit)  # so the number follows from the rank's slice (`tensors`)
+    return node.decide([None], Sizes((sizes[indices[0]],)))
 
 
 def _place_slice(
-    node: Node, placement: Placement, axis_count: int, length: int | None
-) -> tuple[Placement, list[Placement | None]]:
+    node: Node, placement: Sharded, axis_count: int, length: int | None
+) -> tuple[Sharded, list[Placement | None]]:
     """The placement of the result of a slice, and the placements that its begin, end and stride need.
 
     placement: the placement of the sliced tensor, which has `axis_count` axes.
@@ -86,9 +82,10 @@ def _place_slice(
     entry_count = require_known(node.read_shape(_BEGIN)[0])
     named_axes = entry_count - (masks["new_axis"] | masks["ellipsis"]).bit_count()
     result_axis = axis = 0  # the next axes of the result and of the sliced tensor
-    result: Placement | None = None
+    result: Sharded | None = None
     needs: list[Placement | None] = [  # of inputs 1 to 3
-        None if node.get_placement(input_number).kind == SIZES else WHOLE for input_number in (_BEGIN, _END, _STRIDE)
+        None if isinstance(node.get_placement(input_number), Sizes) else WHOLE
+        for input_number in (_BEGIN, _END, _STRIDE)
     ]
     # Each entry of begin, end and stride is for one axis, for a new axis, or for "...": all axes without an entry.
     for index in range(entry_count):
@@ -96,7 +93,7 @@ def _place_slice(
         if "ellipsis" in entry_masks:  # takes all entries of the axes that it stands for
             skipped_axes = axis_count - named_axes
             if axis <= placement.axis < axis + skipped_axes:
-                result = shard(result_axis + placement.axis - axis, placement.rows)
+                result = Sharded(result_axis + placement.axis - axis, placement.rows)
             result_axis, axis = result_axis + skipped_axes, axis + skipped_axes
             continue
         if "new_axis" in entry_masks:
@@ -113,15 +110,16 @@ def _place_slice(
             for input_number in bounding_inputs:
                 sizes = read_along(node, input_number, index, placement, length)
                 bounds[input_number], needs[input_number - 1] = sizes[index], find_need(node, input_number, sizes)
-            result = shard(result_axis, _slice_blocks(placement.rows, bounds.get(_BEGIN), bounds.get(_END)))
+            result = Sharded(result_axis, _slice_blocks(placement.rows, bounds.get(_BEGIN), bounds.get(_END)))
         else:  # another axis: its bounds must not count rows, of which a rank has another number than the script
             for input_number in bounding_inputs:
                 # A slice that takes one entry does not read its end.
-                is_read = node.get_placement(input_number).kind == SIZES and not (takes_one and input_number == _END)
-                require(not is_read or node.read_sizes(input_number)[index].rows is None)
+                placement_of_bound, is_read = node.get_placement(input_number), input_number == _BEGIN or not takes_one
+                if is_read and isinstance(placement_of_bound, Sizes):
+                    require(placement_of_bound.sizes[index].rows is None)
         result_axis, axis = result_axis + (not takes_one), axis + 1
     if result is None:  # the slice names fewer axes, and not the axis of the rows
-        result = shard(result_axis + placement.axis - axis, placement.rows)
+        result = Sharded(result_axis + placement.axis - axis, placement.rows)
     return result, needs
 
 
@@ -139,7 +137,7 @@ def slice_backward(node: Node) -> Decision:
         candidates, length = [counted_placement], None
     else:  # a constant shape: the slice takes all rows, so the axis is as long as the gradient's axis of rows
         axes = [axis for axis, size in enumerate(sizes) if length is not None and size.value == length]
-        candidates = [shard(axis, gradient.rows) for axis in axes]
+        candidates = [Sharded(axis, gradient.rows) for axis in axes]
     for source_placement in candidates:
         result_placement, needs = _place_slice(node, source_placement, len(sizes), length)
         if result_placement.has_layout(gradient):
@@ -174,4 +172,4 @@ def slice_by_sizes(node: Node) -> Decision:
     if begin != Size(None, 0) or not (takes_rest or _is_length(count, rows)):
         first_entry = read_unit(begin)
         rows = take_blocks(rows, first_entry, None if takes_rest else first_entry + read_unit(count))
-    return node.decide([None, find_need(node, 1, begins), find_need(node, 2, counts)], shard(placement.axis, rows))
+    return node.decide([None, find_need(node, 1, begins), find_need(node, 2, counts)], Sharded(placement.axis, rows))

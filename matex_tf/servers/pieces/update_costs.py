@@ -16,7 +16,7 @@ from typing import Any
 from matex_tf import ops, settings
 from matex_tf.costs.pieces import UPDATE_END
 from matex_tf.rewrite.pieces import PiecesRefusedError
-from matex_tf.rewrite.placement import make_piece_handle
+from matex_tf.rewrite.placement import Piece, PieceHandle
 from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.propagate import read_program
 from matex_tf.servers.pieces import owners, slots
@@ -151,7 +151,7 @@ def _place_slots(plan: Any, step_slots: list[Any]) -> tuple[Program | None, list
         for index, slot in sharded.items():
             # The cuts are the entries at which the ranks' pieces begin, and the number of entries. Whether ops refuse a
             # slot does not depend on where the cuts are. So one piece with all entries stands for any pieces.
-            placements[plan.argument_count + index] = make_piece_handle((0, slot.shape.num_elements()), index)
+            placements[plan.argument_count + index] = PieceHandle((0, slot.shape.num_elements()), index)
         try:
             # An op of the graph may take the batch, unless the batch is an input: `source`, the op that takes such a
             # batch, is left out of the graph (`rewrite.sources`).
@@ -168,7 +168,7 @@ def _measure_sums(program: Program) -> Iterator[int]:
     """The bytes of each sum, such as a gradient, of which a rank needs only a piece."""
     for node in program.iterate_nodes():
         for value, need in zip(node.inputs, node.decision.needs):
-            if value.placement.is_partial and need is not None and need.is_piece:
+            if value.placement.is_row_sum and isinstance(need, Piece):
                 yield need.cuts[-1] * value.dtype.size  # the last cut is the number of entries
 
 

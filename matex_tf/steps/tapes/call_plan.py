@@ -21,7 +21,7 @@ from matex_tf.lazy import tf
 from matex_tf.rewrite import sources
 from matex_tf.rewrite.emit import Copy
 from matex_tf.rewrite.kept import trace_copy
-from matex_tf.rewrite.placement import BATCH, WHOLE
+from matex_tf.rewrite.placement import BATCH, WHOLE, Sharded
 from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.propagate import read_program
 from matex_tf.rewrite.subgraphs import Subgraph, reach
@@ -151,7 +151,7 @@ class CallPlan:
         # such an output stays whole, as does the gradient of an output that was whole on each rank.
         output_placements = [program.outputs[index].placement for index in self.differentiable]
         gradient_placements = [
-            placement if placement.is_sharded and placement.rows.chosen is None else WHOLE
+            placement if isinstance(placement, Sharded) and placement.rows.chosen is None else WHOLE
             for placement in output_placements
         ]
         gradient_count, residuals = len(gradient_placements), program.outputs[self.output_count :]
@@ -167,7 +167,7 @@ class CallPlan:
             exchanger = RankExchanger(f"the gradients of {self.place}", checked=gradients.are_checked(backward_program))
             copy = Copy(slices.make_slice_of_rows(total_rows), exchanger)
             upstream_gradients = [
-                gradient if placement == WHOLE else copy.slice_rows(gradient, placement)
+                copy.slice_rows(gradient, placement) if isinstance(placement, Sharded) else gradient
                 for gradient, placement in zip(arguments, gradient_placements)
             ]
             return copy.build(backward_program, [*upstream_gradients, *arguments[gradient_count:]])
