@@ -1,8 +1,8 @@
 """Libraries that open files in C code, such as h5py and pyarrow: their functions receive the real paths of files.
 
 C code does not know a rank's view of the files (`overlay`). So on ranks other than 0 the functions here give it the
-real path, in the private folder or on the disk. On rank 0 paths stay as they are, and writes of h5py, netCDF4, Parquet
-and `memory_map` are noted in the journal (`journal`). Writes of SQLite are noted by an audit event of Python.
+real path, in the private folder or on the disk. On rank 0 paths stay as they are, and writes are noted in the journal
+(`journal`).
 """
 
 from __future__ import annotations
@@ -59,10 +59,6 @@ _PATHS = """
     sqlite3.dbapi2 connect database 0 a
 """
 _URI_INDEX = 7  # the position of the argument `uri` of sqlite3.connect
-_NOTED = ("ParquetWriter.__init__", "write_dataset")
-"""The functions of the table whose writes rank 0 notes in the journal: rank 0 needs these hooks, too. Writes of the
-others are not noted: a rank that is behind in the script sees their new content.
-"""
 
 
 def _find_place(path: Any, mode: str, creates_more_files: bool = False) -> Any:
@@ -127,7 +123,7 @@ def _wrap_path_argument(name: str, index: int, mode: str) -> Any:
 for _module, _name, _argument, _index, _mode in map(str.split, _PATHS.strip().splitlines()[1:]):
     # `has_view` is true on a rank with a private folder, `is_on` also on rank 0, which notes its writes. `later`: the
     # module may never be imported.
-    _when = overlay.is_on if _name in _NOTED else overlay.has_view
+    _when = overlay.has_view if _mode == "r" else overlay.is_on
     _declare = HOOKS.replace(_module, _name, _IF_HOOK_MISSING, later=True, when=_when)
     _declare(_wrap_path_argument(_argument, int(_index), _mode))
 
@@ -233,7 +229,7 @@ def _wrap_netcdf_files(original: Any) -> Any:
 # C classes of pyarrow, whose methods cannot be replaced: a subclass takes the place of each class.
 
 
-@HOOKS.replace("pyarrow", "OSFile", _IF_HOOK_MISSING, when=overlay.has_view)
+@HOOKS.replace("pyarrow", "OSFile", _IF_HOOK_MISSING)
 def _make_arrow_file(original: Any) -> Any:
     class OSFile(original):
         def __new__(cls, path, mode="r", *args, **kwargs):
@@ -242,7 +238,7 @@ def _make_arrow_file(original: Any) -> Any:
     return OSFile
 
 
-@HOOKS.replace("pyarrow.csv", "CSVWriter", _IF_HOOK_MISSING, later=True, when=overlay.has_view)
+@HOOKS.replace("pyarrow.csv", "CSVWriter", _IF_HOOK_MISSING, later=True)
 def _make_arrow_csv(original: Any) -> Any:
     class CSVWriter(original):
         def __init__(self, sink, *args, **kwargs):
