@@ -72,7 +72,7 @@ def start_overlay() -> None:
         # After the last collective, because until then this rank may have to take over.
         shutdown.after_end.append(functools.partial(_remove_root, root, me.process))
     else:
-        notes.start_writing()
+        journal.Journal(notes).start_writing()
 
 
 def adopt_view(view: View) -> None:
@@ -117,7 +117,7 @@ def take_over_files(became_first: bool) -> None:
     if not became_first or view is None:
         return
     with real_files.use_real_files():
-        view.notes.take_over()
+        journal.take_over(view.notes)
         _remove_hidden(view)
         for folder, folders, names in os.walk(view.root):
             key = folder[len(view.root) :] or os.sep

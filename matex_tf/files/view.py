@@ -20,7 +20,7 @@ import stat
 from collections.abc import Container
 from typing import Any
 
-from matex_tf.files import journal, journal_reader, private_folder
+from matex_tf.files import journal_reader, private_folder
 from matex_tf.files.layers import Layers, list_open_files
 from matex_tf.world import world
 
@@ -28,7 +28,7 @@ from matex_tf.world import world
 class View(Layers):
     """This rank's view of the files, with methods that change it."""
 
-    def __init__(self, folder: str, notes: journal.Journal):
+    def __init__(self, folder: str, notes: journal_reader.Notes):
         super().__init__(folder, notes)
         self._limit = private_folder.Limit(self.root)
         os.register_at_fork(before=self._limit.start_watching)  # for files of the child process
@@ -43,7 +43,7 @@ class View(Layers):
     @classmethod
     def adopt(cls, folder: str, notes: tuple[Any, ...], hidden: dict[str, bool], excluded: set[str]) -> View:
         """In a child process: the view of the rank that has started the process, from its `share_with_child`."""
-        view = cls(folder, journal.Journal.adopt(*notes))
+        view = cls(folder, journal_reader.Notes(*notes))
         view.hidden, view._excluded = hidden, excluded
         # The rank may write files and links, also later. With a change recorded, `used` is true.
         view.mark_changed(os.sep)
