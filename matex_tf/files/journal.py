@@ -108,9 +108,9 @@ class Journal:
         """The path does not exist yet: ranks that have not reached its creation must not see it."""
         state = self.paths.setdefault(key, _PathState(before=None))
         state.before = None
-        folder = self.paths.get(os.path.dirname(key))
+        folder = self.paths.get(os.path.dirname(key), _PathState(None))
         # Between two collectives one note of a path is enough. The note of a new folder covers its contents.
-        if completed_count not in (state.created_at, folder and folder.created_at):
+        if completed_count not in (state.created_at, folder.created_at):
             state.created_at = completed_count
             self.notes.add_line(completed_count, key, copy="")  # "": it does not exist yet
 
@@ -142,7 +142,7 @@ class Journal:
         the move read it: its content is about to be changed, or moved to `new_path`.
         """
         state = self.paths.get(key)
-        move = state and state.move
+        move = None if state is None else state.move
         if state is None or move is None or move.inode != inode:
             return
         if new_path:  # This move may fail, so both paths are kept.

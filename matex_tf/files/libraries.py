@@ -1,8 +1,8 @@
 """Libraries that open files in C code, such as h5py and pyarrow: their functions receive the real paths of files.
 
 C code does not know a rank's view of the files (`overlay`). So on ranks other than 0 the functions here give it the
-real path, in the private folder or on the disk. On rank 0 paths stay as they are, and writes are noted in the journal
-(`journal`).
+real path, in the private folder or on the disk. On rank 0 paths stay as they are, and most writes are noted in the
+journal (`journal`).
 """
 
 from __future__ import annotations
@@ -57,6 +57,10 @@ _PATHS = """
     cv2 imread filename 0 r
     sqlite3 connect database 0 a
     sqlite3.dbapi2 connect database 0 a
+"""
+_NOTED = ("ParquetWriter.__init__", "write_dataset", "write_csv", "write_feather", "ORCWriter.__init__")
+"""The functions of the table whose writes rank 0 notes in the journal, and so also replaces. An audit event of Python
+reports writes of SQLite. Of writes by the others, a rank that is behind in the script sees the new content.
 """
 _URI_INDEX = 7  # the position of the argument `uri` of sqlite3.connect
 
@@ -123,7 +127,7 @@ def _wrap_path_argument(name: str, index: int, mode: str) -> Any:
 for _module, _name, _argument, _index, _mode in map(str.split, _PATHS.strip().splitlines()[1:]):
     # `has_view` is true on a rank with a private folder, `is_on` also on rank 0, which notes its writes. `later`: the
     # module may never be imported.
-    _when = overlay.has_view if _mode == "r" else overlay.is_on
+    _when = overlay.is_on if _name in _NOTED else overlay.has_view
     _declare = HOOKS.replace(_module, _name, _IF_HOOK_MISSING, later=True, when=_when)
     _declare(_wrap_path_argument(_argument, int(_index), _mode))
 
@@ -229,7 +233,7 @@ def _wrap_netcdf_files(original: Any) -> Any:
 # C classes of pyarrow, whose methods cannot be replaced: a subclass takes the place of each class.
 
 
-@HOOKS.replace("pyarrow", "OSFile", _IF_HOOK_MISSING)
+@HOOKS.replace("pyarrow", "OSFile", _IF_HOOK_MISSING, when=overlay.has_view)
 def _make_arrow_file(original: Any) -> Any:
     class OSFile(original):
         def __new__(cls, path, mode="r", *args, **kwargs):
@@ -238,7 +242,7 @@ def _make_arrow_file(original: Any) -> Any:
     return OSFile
 
 
-@HOOKS.replace("pyarrow.csv", "CSVWriter", _IF_HOOK_MISSING, later=True)
+@HOOKS.replace("pyarrow.csv", "CSVWriter", _IF_HOOK_MISSING, later=True, when=overlay.has_view)
 def _make_arrow_csv(original: Any) -> Any:
     class CSVWriter(original):
         def __init__(self, sink, *args, **kwargs):

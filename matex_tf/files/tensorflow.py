@@ -347,14 +347,14 @@ def _wrap_op(original: Any) -> Any:
     return create
 
 
-for _module, _name in (
-    ("io_ops", "write_file"),
-    ("experimental_dataset_ops", "csv_dataset"),
-    ("dataset_ops", "text_line_dataset"),
-    ("lookup_ops", "initialize_table_from_text_file"),
-    ("summary_ops", "create_summary_file_writer"),
+for _module, _name, _when in (
+    ("io_ops", "write_file", overlay.is_on),
+    ("experimental_dataset_ops", "csv_dataset", overlay.is_on),
+    ("dataset_ops", "text_line_dataset", overlay.is_on),
+    ("lookup_ops", "initialize_table_from_text_file", overlay.has_view),
+    ("summary_ops", "create_summary_file_writer", overlay.is_on),
 ):
-    HOOKS.replace(f"{_OF}.ops.gen_{_module}", _name, _IF_HOOK_MISSING, put=_put_into_ops)(_wrap_op)
+    HOOKS.replace(f"{_OF}.ops.gen_{_module}", _name, _IF_HOOK_MISSING, put=_put_into_ops, when=_when)(_wrap_op)
 
 
 def _apply_to_known(find: Callable[[Any], Any]) -> Callable[[Any], Any]:
