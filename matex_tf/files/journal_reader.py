@@ -85,7 +85,7 @@ class Notes:
     completed_by_parent: in a child process of a rank, the rank's number of completed collectives at its start.
     _count: `_count[0]` is the number of bytes in the file, in mapped memory; None if the ranks have several hosts.
     _notes: the notes that hold for this rank, by path.
-    _seen: the number of bytes in the file at the last look. _offset: the number of bytes in the lines that were read.
+    _offset: the number of bytes in the lines that were read.
     _line_count: the number of lines that were read.
     _number: the number of collectives at which notes were dropped last; -1: new notes have come since.
     _quiet_at: the number of bytes in the file when no note held for this rank; -1 if a note holds.
@@ -96,7 +96,7 @@ class Notes:
         self._path = os.path.join(folder, NAME)
         self._count = self._map_count() if is_on_one_host else None
         self._notes: dict[str, list[_Note]] = {}
-        self._seen = self._offset = HEAD
+        self._offset = HEAD
         self._line_count = 0
         self._number = self._quiet_at = -1
         self.on_change: Callable[[], None] = lambda: None
@@ -218,9 +218,9 @@ class Notes:
     def _update_notes(self) -> None:
         """Read new notes, and drop the notes that this rank has reached."""
         version = self.get_version()
-        if version != self._seen:
+        if version != self._offset:
             self._read_lines()
-            self._seen, self._number = version, -1
+            self._number = -1
             self.on_change()
         completed_count = self.count_completed() if self._notes else 0
         if self._notes and completed_count != self._number:

@@ -121,6 +121,11 @@ class Layers:
     def locate_upper(self, key: str) -> str:
         return self.root + key
 
+    def list_upper(self, key: str = "") -> Iterator[str]:
+        """The keys of all that the upper layer has in the folder `key`, "" for all; a folder before its contents."""
+        for folder, folders, names in os.walk(self.root + key):
+            yield from (f"{folder[len(self.root) :]}/{name}" for name in folders + names)
+
     def is_own(self, key: str) -> bool:
         """Whether `key` is in the upper layer."""
         return os.path.lexists(self.locate_upper(key))

@@ -119,13 +119,12 @@ def take_over_files(became_first: bool) -> None:
     with real_files.use_real_files():
         journal.take_over(view.notes)
         _remove_hidden(view)
-        for folder, folders, names in os.walk(view.root):
-            key = folder[len(view.root) :] or os.sep
-            if not os.path.isdir(key):
-                os.mkdir(key, stat.S_IMODE(os.stat(folder).st_mode))
-            links = [name for name in folders if os.path.islink(os.path.join(folder, name))]  # links to folders
-            for name in names + links:
-                _install_file(os.path.join(folder, name), os.path.join(key, name))
+        for key in view.list_upper():
+            place = view.locate_upper(key)
+            if not stat.S_ISDIR(mode := os.lstat(place).st_mode):
+                _install_file(place, key)
+            elif not os.path.isdir(key):
+                os.mkdir(key, stat.S_IMODE(mode))
         for descriptor, path, _ in list(layers.list_open_files("self")):
             if path.startswith(view.root + os.sep) and os.path.isfile(path):  # not a file that was removed while open
                 _reopen_file(int(descriptor), path[len(view.root) :])

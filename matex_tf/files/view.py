@@ -62,11 +62,7 @@ class View(Layers):
 
     def list_own_on_disk(self) -> set[str]:
         """The keys of this rank's own files that also exist on the disk."""
-        if not self.used:
-            return set()
-        entries = ((folder, name) for folder, folders, files in os.walk(self.root) for name in folders + files)
-        keys = (os.path.join(folder[len(self.root) :], name) for folder, name in entries)
-        return set(filter(os.path.lexists, keys))
+        return set(filter(os.path.lexists, self.list_upper())) if self.used else set()
 
     def adopt_disk(self, own_keys: set[str], written_keys: Container[str] = ()) -> None:
         """Give this rank's files the content of the disk, after a command on rank 0 has changed the disk.
@@ -324,11 +320,10 @@ class View(Layers):
                 self._hide_key(target_key)
             target_place = self.locate_upper(target_key)
             shutil.move(source_place, target_place)
-            is_link = os.path.islink(target_place)  # perhaps to a large folder, which was not moved
-            for folder, folders, names in () if is_link else os.walk(target_place):  # nothing of a file
-                for name in folders + names:
-                    self.mark_changed(os.path.join(folder, name)[len(self.root) :])
             self.mark_changed(target_key)
+            if not os.path.islink(target_place):  # a link leads perhaps to a large folder, which was not moved
+                for key in self.list_upper(target_key):  # nothing of a file
+                    self.mark_changed(key)
         if source_key is not None:
             self._hide_key(source_key, mode)
 
