@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from matex_tf.files import commands, journal, libraries, overlay, python, tensorflow
+from matex_tf.files import commands, journal, journal_reader, libraries, overlay, python, tensorflow
 from matex_tf.files.view import View
 from matex_tf.runtime.hooks import Table
 from matex_tf.world import world
@@ -26,7 +26,7 @@ class _Files:
         if (view := overlay.get_view()) is not None:
             return _adopt_view, (view.share_with_child(), world.script_knows_ranks)
         if (writer := journal.get_writer()) is not None:
-            return _adopt_journal, writer.describe()
+            return _adopt_journal, (writer.notes.describe(), writer.paths)
         return dict, ({},)  # nothing to adopt
 
 
@@ -46,7 +46,7 @@ def _adopt_view(description: tuple[Any, ...], script_knows_ranks: bool) -> None:
         module.HOOKS.install()
 
 
-def _adopt_journal(*description: Any) -> None:
-    journal.Journal.adopt(*description).start_writing()
+def _adopt_journal(notes: tuple[Any, ...], paths: dict[str, Any]) -> None:
+    journal.Journal(journal_reader.Notes(*notes), paths).start_writing()
     for module in (libraries, tensorflow):
         module.HOOKS.install()

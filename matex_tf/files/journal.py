@@ -12,13 +12,13 @@ An audit hook of Python reports most changes; code that changes files in another
 from __future__ import annotations
 
 import functools
-import json
 import os
 import shutil
 import sys
 import time
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from matex_tf.files import journal_reader, private_folder
@@ -30,10 +30,6 @@ _PREFIX = "matex_tf-journal-"
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 """The flags of `os.open` that create or change a file."""
 _OF_SQLITE = ("", "-journal", "-wal", "-shm")  # suffixes of the files that SQLite creates for a transaction
-_EVENTS = set(
-    "open os.mkdir os.truncate os.remove os.rmdir shutil.rmtree os.rename os.link os.symlink sqlite3.connect".split()
-)
-"""The audit events that the Python interpreter raises before it changes a file."""
 _MAX_COPY_BYTES = 64 << 20
 """The limit of all copies that may still be needed. Few scripts read and change more between two collectives."""
 
@@ -47,66 +43,42 @@ class _Copy(NamedTuple):
 
 
 class _Move(NamedTuple):
-    """A file that rank 0 was about to move."""
+    """A file that rank 0 was about to move. For a rank that has not reached the move, the file is at its old path."""
 
     number: int  # of collectives that rank 0 had completed before the move
     old_path: str
     inode: int
 
 
-class Journal(journal_reader.Notes):
-    """The journal of this run; rank 0 writes it by `note_change`. Keys are canonical absolute paths, as in `layers`.
+@dataclass
+class _PathState:
+    """What rank 0 knows of a path that it was about to change.
+
+    before: `read_file_state` of the path before the change, which may have failed: see `Journal._is_touched`.
+    created_at: the number of collectives in the note of its creation; None if there is none.
+    move: the move by which the file came here. It may have failed, so it counts only if the file here has its inode.
+    """
+
+    before: tuple[int, ...] | None
+    created_at: int | None = None
+    move: _Move | None = None
+
+
+class Journal:
+    """The journal as rank 0 writes it, by `note_change`. Keys are canonical absolute paths, as in `layers`.
 
     Folders have notes, too: `os.path.exists(folder)` must return on every rank what it returns in the script alone,
     although rank 0 often creates the folder first.
 
-    _noted: for each path that rank 0 has created, the number of collectives in its note.
-    _touched: for each path that rank 0 is about to change, its state before (None: missing). The change may fail, so a
-        path counts as touched, changed by rank 0, only if its present state differs.
-    _moved: the moves of files, by their new paths. For a rank that has not reached the move, the file is at its old
-        path; when the rank reads it there, it reads from the new path. The move may fail, so it counts only if the file
-        at the new path has the inode.
+    paths: the states of the paths that rank 0 was about to change, by key. A child process adopts those of its rank:
+        without them, it would note the rank's own files as old contents.
     _copies: the copies of old contents that other ranks may still need.
-    _is_over: all ranks have ended their scripts, so no rank needs notes.
     """
 
-    def __init__(self, folder: str, is_on_one_host: bool = True):
-        super().__init__(folder, is_on_one_host)
-        self._noted: dict[str, int] = {}
-        self._touched: dict[str, tuple[int, ...] | None] = {}
-        self._moved: dict[str, _Move] = {}
+    def __init__(self, notes: journal_reader.Notes, paths: dict[str, _PathState] | None = None):
+        self.notes = notes
+        self.paths = {} if paths is None else paths
         self._copies: list[_Copy] = []
-        self._is_over = False
-
-    def describe(self) -> tuple[Any, ...]:
-        """The arguments of `adopt`."""
-        records = self._noted, self._touched, self._moved, self._is_over
-        return self.folder, self._count is not None, self.count_completed(), records
-
-    @classmethod
-    def adopt(cls, folder: str, is_on_one_host: bool, number: int, records: tuple[Any, ...]) -> Journal:
-        """In a child process: the journal of the rank that has started the process, from its `describe`.
-
-        Without the `records` of the rank, this process would note the rank's own files as old contents.
-        """
-        journal = cls(folder, is_on_one_host)
-        journal.completed_by_parent = number
-        journal._noted, journal._touched, journal._moved, journal._is_over = records
-        return journal
-
-    def remove_at_end(self) -> None:
-        """Remove the journal when all ranks have ended their scripts: later changes need no notes."""
-        shutdown.at_end.append(self._remove)
-
-    def _remove(self) -> None:
-        self._is_over = True
-        _remove_path(self.folder)
-
-    def take_over(self) -> None:
-        """Become the writer, because the writing rank was lost."""
-        temp_folders.hold_folder(self.folder)
-        self.remove_at_end()
-        self.start_writing()
 
     def start_writing(self) -> None:
         """Record all changes that Python makes in this process from now on."""
@@ -114,7 +86,6 @@ class Journal(journal_reader.Notes):
         _hear_changes()
         _writer = self
 
-    @journal_reader.lock_method
     def write_note(self, key: str, removed: bool = False, new_path: str = "") -> None:
         """Record that rank 0 is about to create or change `key`.
 
@@ -125,17 +96,31 @@ class Journal(journal_reader.Notes):
             removed: `key` is about to be removed, with its contents.
             new_path: the path to which `key` is about to be moved, and `removed` is True. "": `key` is not moved.
         """
-        if self._is_over:
-            return
-        completed_count = self.count_completed()
-        state = journal_reader.read_file_state(key)
-        if state is None:
-            if not removed:  # else the script's removal of a missing file fails
+        with self.notes.lock:
+            completed_count = self.notes.count_completed()
+            before = journal_reader.read_file_state(key)
+            if before is not None:
+                self._note_existing(completed_count, key, before, removed, new_path)
+            elif not removed:  # else the script's removal of a missing file fails
                 self._note_creation(completed_count, key)
-            return
-        inode, removes_folder = state[0], removed and _is_folder(key)
+
+    def _note_creation(self, completed_count: int, key: str) -> None:
+        """The path does not exist yet: ranks that have not reached its creation must not see it."""
+        state = self.paths.setdefault(key, _PathState(before=None))
+        state.before = None
+        folder = self.paths.get(os.path.dirname(key), _PathState(None))
+        # Between two collectives one note of a path is enough. The note of a new folder covers its contents.
+        if completed_count not in (state.created_at, folder.created_at):
+            state.created_at = completed_count
+            self.notes.add_line(completed_count, key, copy="")  # "": it does not exist yet
+
+    def _note_existing(
+        self, completed_count: int, key: str, before: tuple[int, ...], removed: bool, new_path: str
+    ) -> None:
+        """The path exists: ranks that have not reached its change must see what it has before."""
+        inode, removes_folder = before[0], removed and _is_folder(key)
         if removes_folder:  # also what rank 0 has moved into the folder
-            for path in [path for path in self._moved if path.startswith(key + os.sep)]:
+            for path in [path for path, state in self.paths.items() if state.move and path.startswith(key + os.sep)]:
                 self.write_note(path, removed=True)
         self._renew_move(completed_count, key, inode, new_path)
         # No note if the content is rank 0's own, because other ranks write and read their own. But a folder that rank 0
@@ -147,54 +132,40 @@ class Journal(journal_reader.Notes):
         # The content is common to all ranks, for example from before the run, or saved for all in a folder that rank 0
         # has made. Ranks that are behind still read it.
         copy = new_path or self._keep_copy(completed_count, key)
-        self._write_line(completed_count, key, copy, inode if new_path else 0)
+        self.notes.add_line(completed_count, key, copy, inode if new_path else 0)
         if new_path:  # later changes of the moved file replace its note
-            self._moved[new_path] = _Move(completed_count, key, inode)
-        self._touched[key] = state
-
-    def _note_creation(self, completed_count: int, key: str) -> None:
-        """The path does not exist yet: ranks that have not reached its creation must not see it."""
-        # Between two collectives one note of a path is enough. The note of a new folder covers its contents.
-        if completed_count not in (self._noted.get(key), self._noted.get(os.path.dirname(key))):
-            self._noted[key] = completed_count
-            self._write_line(completed_count, key, copy="")  # "": it does not exist yet
-        self._touched[key] = None
+            self._set_move(new_path, _Move(completed_count, key, inode))
+        self.paths.setdefault(key, _PathState(before)).before = before
 
     def _renew_move(self, completed_count: int, key: str, inode: int, new_path: str) -> None:
         """If rank 0 has moved the file `key` here, renew the note of its old path, where ranks that have not reached
         the move read it: its content is about to be changed, or moved to `new_path`.
         """
-        move = self._moved.get(key)
-        if move is None or move.inode != inode:
+        state = self.paths.get(key)
+        move = None if state is None else state.move
+        if state is None or move is None or move.inode != inode:
             return
         if new_path:  # This move may fail, so both paths are kept.
-            self._moved[new_path] = move
+            self._set_move(new_path, move)
         else:
-            del self._moved[key]
+            state.move = None
         copy = new_path or self._keep_copy(completed_count, key)
-        self._write_line(move.number, move.old_path, copy, inode if new_path else journal_reader.NOT_MOVED)
+        self.notes.add_line(move.number, move.old_path, copy, inode if new_path else journal_reader.NOT_MOVED)
+
+    def _set_move(self, new_path: str, move: _Move) -> None:
+        self.paths.setdefault(new_path, _PathState(journal_reader.read_file_state(new_path))).move = move
 
     def _is_touched(self, key: str) -> bool:
         """Whether rank 0 has changed `key`, so that the present content is its own."""
-        return key in self._touched and self._touched[key] != journal_reader.read_file_state(key)
+        return key in self.paths and self.paths[key].before != journal_reader.read_file_state(key)
 
     def mark_delivered(self, key: str) -> None:
         """Record that all ranks have the current content of the file `key`: the next change needs a note again."""
-        self._touched.pop(key, None)
+        self.paths.pop(key, None)
 
     def mark_caught_up(self) -> None:
         """Record that all ranks have the current content of all files: the next change of each needs a note again."""
-        self._touched.clear()
-
-    def _write_line(self, number: int, key: str, copy: str | None, inode: int = 0) -> None:
-        """Write one note; see `journal_reader._Note`. `inode` may also be NOT_MOVED."""
-        descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND)
-        try:
-            os.write(descriptor, (json.dumps([number, key, copy, inode]) + "\n").encode())
-            if self._count is not None:
-                self._count[0] = os.fstat(descriptor).st_size
-        finally:
-            os.close(descriptor)
+        self.paths.clear()
 
     def _keep_copy(self, completed_count: int, key: str) -> str | None:
         """Copy `key`; of a folder, only unchanged files. Returns the copy's path; None if too large or unreadable."""
@@ -202,7 +173,7 @@ class Journal(journal_reader.Notes):
         for outdated_copy in [copy for copy in self._copies if copy.number < completed_count - 1]:
             self._copies.remove(outdated_copy)
             _remove_path(outdated_copy.path)
-        copy_path = os.path.join(self.folder, f"{os.getpid()}-{time.monotonic_ns()}")
+        copy_path = os.path.join(self.notes.folder, f"{os.getpid()}-{time.monotonic_ns()}")
         try:
             size = sum(os.lstat(file).st_size for file in self._list_untouched(key))
             if size + sum(copy.size for copy in self._copies) > _MAX_COPY_BYTES:
@@ -273,38 +244,9 @@ def _find_entry(path: str) -> str:
     return os.path.join(os.path.realpath(folder), name)
 
 
-@functools.cache
-def _hear_changes() -> None:
-    """Install the audit hook, once in a process: audit hooks cannot be removed."""
-    sys.addaudithook(_hear_event)
-
-
-def _hear_event(event: str, arguments: tuple[Any, ...]) -> None:
-    """The audit hook: note the change that Python is about to make, if `event` is one."""
-    # Files may be changed after Python has cleared this module's globals.
-    if not _EVENTS or event not in _EVENTS or _writer is None:
-        return
-    path = arguments[0]
-    if event == "open":
-        if arguments[2] & WRITING:
-            note_change(path)
-        return
-    if event == "sqlite3.connect":
-        _note_database(path)
-        return
-    if event == "os.truncate":
+def _note_opening(path: Any, mode: Any, flags: int) -> None:
+    if flags & WRITING:
         note_change(path)
-        return
-    # The last one or two arguments are descriptors of folders to which paths are relative; -1: the working folder.
-    folder_descriptors = arguments[-2:] if event in ("os.rename", "os.link") else arguments[-1:]
-    if any(isinstance(descriptor, int) and descriptor != -1 for descriptor in folder_descriptors):
-        return  # the path is relative to an open folder, and not known
-    if event == "os.rename":
-        note_move(path, arguments[1])
-    elif event in ("os.link", "os.symlink"):
-        note_change(arguments[1])
-    else:
-        note_change(path, removed=event != "os.mkdir")
 
 
 def _note_database(name: Any) -> None:
@@ -316,13 +258,39 @@ def _note_database(name: Any) -> None:
             note_change(text + suffix)
 
 
-def make_file(folder: str) -> None:
-    """Create the file of a journal in `folder`."""
-    with open(os.path.join(folder, journal_reader.NAME), "wb") as file:
-        file.write(journal_reader.HEAD.to_bytes(journal_reader.HEAD, "little"))
+_EVENTS: dict[str, tuple[Callable[..., None], int]] = {
+    "open": (_note_opening, 0),
+    "os.truncate": (lambda path, length: note_change(path), 0),
+    "sqlite3.connect": (_note_database, 0),
+    "os.mkdir": (lambda path, *_: note_change(path), 1),
+    "os.symlink": (lambda target, path, _: note_change(path), 1),
+    "os.link": (lambda source, path, *_: note_change(path), 2),
+    "os.rename": (lambda source, target, *_: note_move(source, target), 2),
+    **dict.fromkeys(("os.remove", "os.rmdir", "shutil.rmtree"), (lambda path, *_: note_change(path, removed=True), 1)),
+}
+"""The audit events that the Python interpreter raises before it changes a file: the function that notes the change, and
+how many of the last arguments are descriptors of folders to which paths are relative (-1: the working folder).
+"""
 
 
-def share_journal() -> Journal:
+@functools.cache
+def _hear_changes() -> None:
+    """Install the audit hook, once in a process: audit hooks cannot be removed."""
+    sys.addaudithook(_hear_event)
+
+
+def _hear_event(event: str, arguments: tuple[Any, ...]) -> None:
+    """The audit hook: note the change that Python is about to make, if `event` is one."""
+    # Files may be changed after Python has cleared this module's globals.
+    if not _EVENTS or event not in _EVENTS or _writer is None:
+        return
+    note, descriptor_count = _EVENTS[event]
+    descriptors = arguments[len(arguments) - descriptor_count :]
+    if not any(isinstance(descriptor, int) and descriptor != -1 for descriptor in descriptors):
+        note(*arguments)  # else the path is relative to an open folder, and not known
+
+
+def share_journal() -> journal_reader.Notes:
     """Create the journal of this run on rank 0 and open it on all ranks. Collective, before the sequence is checked."""
     me = world.get_world()
     folder = None
@@ -330,11 +298,23 @@ def share_journal() -> Journal:
         # One host can use any disk. Several hosts share only the folders that users share.
         parent_folder = os.fspath(cache.find_cache_folder()) if me.has_several_hosts else private_folder.choose_parent()
         folder = private_folder.make_folder(_PREFIX, parent_folder)
-        make_file(folder)
-    journal = Journal(world.get_communicator("control").bcast(folder), not me.has_several_hosts)
-    if me.rank == 0:
-        journal.remove_at_end()
-    return journal
+        journal_reader.make_file(folder)
+        shutdown.at_end.append(functools.partial(_end_writing, folder))
+    return journal_reader.Notes(world.get_communicator("control").bcast(folder), not me.has_several_hosts)
+
+
+def take_over(notes: journal_reader.Notes) -> None:
+    """Write the journal on this rank from now on, because the writing rank was lost."""
+    temp_folders.hold_folder(notes.folder)
+    shutdown.at_end.append(functools.partial(_end_writing, notes.folder))
+    Journal(notes).start_writing()
+
+
+def _end_writing(folder: str) -> None:
+    """Remove the journal in `folder`: all ranks have ended their scripts, so that later changes need no notes."""
+    global _writer
+    _writer = None
+    _remove_path(folder)
 
 
 def _remove_path(path: str) -> None:

@@ -61,46 +61,56 @@ class _Note:
     until: float
 
 
-def lock_method(method: Callable[..., Any]) -> Callable[..., Any]:
+def make_file(folder: str) -> None:
+    """Create the file of a journal in `folder`."""
+    with open(os.path.join(folder, NAME), "wb") as file:
+        file.write(HEAD.to_bytes(HEAD, "little"))
+
+
+def _lock_method(method: Callable[..., Any]) -> Callable[..., Any]:
     """Make a method thread-safe: several threads of a script may read files."""
 
     @functools.wraps(method)
     def locked(self: Notes, *args: Any, **kwargs: Any) -> Any:
-        with self._lock:
+        with self.lock:
             return method(self, *args, **kwargs)
 
     return locked
 
 
 class Notes:
-    """The notes in `folder`, read incrementally.
+    """The notes in `folder`, which rank 0 adds and other ranks read incrementally.
 
     on_change: called when there are new notes, and when notes are dropped.
     completed_by_parent: in a child process of a rank, the rank's number of completed collectives at its start.
     _count: `_count[0]` is the number of bytes in the file, in mapped memory; None if the ranks have several hosts.
     _notes: the notes that hold for this rank, by path.
-    _seen: the number of bytes in the file at the last look. _offset: the number of bytes in the lines that were read.
+    _offset: the number of bytes in the lines that were read.
     _line_count: the number of lines that were read.
     _number: the number of collectives at which notes were dropped last; -1: new notes have come since.
     _quiet_at: the number of bytes in the file when no note held for this rank; -1 if a note holds.
     """
 
-    def __init__(self, folder: str, is_on_one_host: bool):
+    def __init__(self, folder: str, is_on_one_host: bool = True, completed_by_parent: int = 0):
         self.folder = folder
         self._path = os.path.join(folder, NAME)
         self._count = self._map_count() if is_on_one_host else None
         self._notes: dict[str, list[_Note]] = {}
-        self._seen = self._offset = HEAD
+        self._offset = HEAD
         self._line_count = 0
         self._number = self._quiet_at = -1
         self.on_change: Callable[[], None] = lambda: None
         self._renew_lock()
-        self.completed_by_parent = 0
+        self.completed_by_parent = completed_by_parent
         os.register_at_fork(before=self._keep_number, after_in_child=self._renew_lock)
 
     def _renew_lock(self) -> None:
         """A new lock, also in a forked process, which may have copied a held one."""
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
+
+    def describe(self) -> tuple[str, bool, int]:
+        """The arguments of `Notes` in a child process that is not forked."""
+        return self.folder, self._count is not None, self.count_completed()
 
     def _keep_number(self) -> None:
         """Before a fork: keep the number of collectives for the new process, which counts none itself."""
@@ -133,17 +143,27 @@ class Notes:
             finally:
                 os.close(descriptor)
 
+    def add_line(self, number: int, key: str, copy: str | None, inode: int = 0) -> None:
+        """On rank 0: write one note; see `_Note`. `inode` may also be NOT_MOVED."""
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND)
+        try:
+            os.write(descriptor, (json.dumps([number, key, copy, inode]) + "\n").encode())
+            if self._count is not None:
+                self._count[0] = os.fstat(descriptor).st_size
+        finally:
+            os.close(descriptor)
+
     def is_quiet(self) -> bool:
         """Whether there are no notes that concern this rank, so that it sees the disk as it is."""
         return self.get_version() == self._quiet_at
 
-    @lock_method
+    @_lock_method
     def has_news(self) -> bool:
         """Whether there are notes of changes that this rank has not reached."""
         self._update_notes()
         return bool(self._notes)
 
-    @lock_method
+    @_lock_method
     def find_before(self, key: str) -> str | None:
         """The path of the old content of `key`; "" if it did not exist; None if no note of `key` holds for this rank.
 
@@ -158,13 +178,13 @@ class Notes:
         # The file itself was too large to copy: its new content. Else `key` did not exist, or its content is lost.
         return key if note.copy is None and noted_path == key and os.path.isfile(key) else ""
 
-    @lock_method
+    @_lock_method
     def is_gone(self, key: str) -> bool:
         """Whether the content of `key` that this rank should see is lost, because it was too large to copy."""
         note, _ = self._find_note(key)
         return note is not None and note.copy is None
 
-    @lock_method
+    @_lock_method
     def list_before(self, folder: str) -> list[str]:
         """Names that this rank may see in `folder` in addition to the names there on the disk."""
         self._update_notes()
@@ -198,9 +218,9 @@ class Notes:
     def _update_notes(self) -> None:
         """Read new notes, and drop the notes that this rank has reached."""
         version = self.get_version()
-        if version != self._seen:
+        if version != self._offset:
             self._read_lines()
-            self._seen, self._number = version, -1
+            self._number = -1
             self.on_change()
         completed_count = self.count_completed() if self._notes else 0
         if self._notes and completed_count != self._number:

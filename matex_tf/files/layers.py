@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from matex_tf import settings
-from matex_tf.files import journal, journal_reader, known_places
+from matex_tf.files import journal_reader, known_places
 from matex_tf.ops import cache
 from matex_tf.runtime import real_files
 
@@ -40,7 +40,7 @@ class Layers:
         create files there at any moment.
     """
 
-    def __init__(self, folder: str, notes: journal.Journal):
+    def __init__(self, folder: str, notes: journal_reader.Notes):
         self.root = os.path.join(os.path.realpath(folder), "files")
         self.notes = notes
         self.hidden: dict[str, bool] = {}
@@ -120,6 +120,11 @@ class Layers:
 
     def locate_upper(self, key: str) -> str:
         return self.root + key
+
+    def list_upper(self, key: str = "") -> Iterator[str]:
+        """The keys of all that the upper layer has in the folder `key`, "" for all; a folder before its contents."""
+        for folder, folders, names in os.walk(self.root + key):
+            yield from (f"{folder[len(self.root) :]}/{name}" for name in folders + names)
 
     def is_own(self, key: str) -> bool:
         """Whether `key` is in the upper layer."""

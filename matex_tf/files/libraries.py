@@ -1,8 +1,8 @@
 """Libraries that open files in C code, such as h5py and pyarrow: their functions receive the real paths of files.
 
 C code does not know a rank's view of the files (`overlay`). So on ranks other than 0 the functions here give it the
-real path, in the private folder or on the disk. On rank 0 paths stay as they are, and writes of h5py, netCDF4, Parquet
-and `memory_map` are noted in the journal (`journal`). Writes of SQLite are noted by an audit event of Python.
+real path, in the private folder or on the disk. On rank 0 paths stay as they are, and most writes are noted in the
+journal (`journal`).
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ _PATHS = """
     sqlite3 connect database 0 a
     sqlite3.dbapi2 connect database 0 a
 """
-_URI_INDEX = 7  # the position of the argument `uri` of sqlite3.connect
-_NOTED = ("ParquetWriter.__init__", "write_dataset")
-"""The functions of the table whose writes rank 0 notes in the journal: rank 0 needs these hooks, too. Writes of the
-others are not noted: a rank that is behind in the script sees their new content.
+_NOTED = ("ParquetWriter.__init__", "write_dataset", "write_csv", "write_feather", "ORCWriter.__init__")
+"""The functions of the table whose writes rank 0 notes in the journal, and so also replaces. An audit event of Python
+reports writes of SQLite. Of writes by the others, a rank that is behind in the script sees the new content.
 """
+_URI_INDEX = 7  # the position of the argument `uri` of sqlite3.connect
 
 
 def _find_place(path: Any, mode: str, creates_more_files: bool = False) -> Any:

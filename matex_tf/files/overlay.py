@@ -72,7 +72,7 @@ def start_overlay() -> None:
         # After the last collective, because until then this rank may have to take over.
         shutdown.after_end.append(functools.partial(_remove_root, root, me.process))
     else:
-        notes.start_writing()
+        journal.Journal(notes).start_writing()
 
 
 def adopt_view(view: View) -> None:
@@ -117,15 +117,14 @@ def take_over_files(became_first: bool) -> None:
     if not became_first or view is None:
         return
     with real_files.use_real_files():
-        view.notes.take_over()
+        journal.take_over(view.notes)
         _remove_hidden(view)
-        for folder, folders, names in os.walk(view.root):
-            key = folder[len(view.root) :] or os.sep
-            if not os.path.isdir(key):
-                os.mkdir(key, stat.S_IMODE(os.stat(folder).st_mode))
-            links = [name for name in folders if os.path.islink(os.path.join(folder, name))]  # links to folders
-            for name in names + links:
-                _install_file(os.path.join(folder, name), os.path.join(key, name))
+        for key in view.list_upper():
+            place = view.locate_upper(key)
+            if not stat.S_ISDIR(mode := os.lstat(place).st_mode):
+                _install_file(place, key)
+            elif not os.path.isdir(key):
+                os.mkdir(key, stat.S_IMODE(mode))
         for descriptor, path, _ in list(layers.list_open_files("self")):
             if path.startswith(view.root + os.sep) and os.path.isfile(path):  # not a file that was removed while open
                 _reopen_file(int(descriptor), path[len(view.root) :])

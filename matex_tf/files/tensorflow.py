@@ -294,8 +294,6 @@ _OF_OP: dict[str, tuple[str, Callable[[Any], Any]]] = {
 """By the name of an op in lower case: the argument that is a path, and the function that finds its real path."""
 _WRITING_OPS = ("write", "save", "merge", "experimentaldataset")
 _READ_ARGUMENTS = ("filename", "filenames", "data_source_name")
-_NOTED = ("writefile", "datasettotfrecord", "savedataset", "savedatasetv2", "createsummaryfilewriter")
-"""Ops of `_OF_OP` whose writes rank 0 notes in the journal."""
 
 
 def _put_into_ops(owner: Any, name: str, make: Any) -> None:
@@ -336,7 +334,7 @@ def _wrap_op(original: Any) -> Any:
         path_names, find_paths = (argument,), _apply_to_known(find_path)
     elif not op.startswith(_WRITING_OPS):
         path_names = _READ_ARGUMENTS
-    acts_on_rank = overlay.has_view() or op in _NOTED
+    acts_on_rank = overlay.has_view() or op in _OF_OP  # rank 0 notes what the ops of `_OF_OP` write
     parameter_names, _ = list_parameters(original) if acts_on_rank and path_names else ([], False)
     if set(path_names).isdisjoint(parameter_names):
         return original
@@ -352,12 +350,11 @@ def _wrap_op(original: Any) -> Any:
 for _module, _name, _when in (
     ("io_ops", "write_file", overlay.is_on),
     ("experimental_dataset_ops", "csv_dataset", overlay.is_on),
-    ("dataset_ops", "text_line_dataset", overlay.has_view),
+    ("dataset_ops", "text_line_dataset", overlay.is_on),
     ("lookup_ops", "initialize_table_from_text_file", overlay.has_view),
     ("summary_ops", "create_summary_file_writer", overlay.is_on),
 ):
-    _module = f"tensorflow.python.ops.gen_{_module}"
-    HOOKS.replace(_module, _name, _IF_HOOK_MISSING, put=_put_into_ops, when=_when)(_wrap_op)
+    HOOKS.replace(f"{_OF}.ops.gen_{_module}", _name, _IF_HOOK_MISSING, put=_put_into_ops, when=_when)(_wrap_op)
 
 
 def _apply_to_known(find: Callable[[Any], Any]) -> Callable[[Any], Any]:

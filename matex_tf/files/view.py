@@ -20,7 +20,7 @@ import stat
 from collections.abc import Container
 from typing import Any
 
-from matex_tf.files import journal, journal_reader, private_folder
+from matex_tf.files import journal_reader, private_folder
 from matex_tf.files.layers import Layers, list_open_files
 from matex_tf.world import world
 
@@ -28,7 +28,7 @@ from matex_tf.world import world
 class View(Layers):
     """This rank's view of the files, with methods that change it."""
 
-    def __init__(self, folder: str, notes: journal.Journal):
+    def __init__(self, folder: str, notes: journal_reader.Notes):
         super().__init__(folder, notes)
         self._limit = private_folder.Limit(self.root)
         os.register_at_fork(before=self._limit.start_watching)  # for files of the child process
@@ -43,7 +43,7 @@ class View(Layers):
     @classmethod
     def adopt(cls, folder: str, notes: tuple[Any, ...], hidden: dict[str, bool], excluded: set[str]) -> View:
         """In a child process: the view of the rank that has started the process, from its `share_with_child`."""
-        view = cls(folder, journal.Journal.adopt(*notes))
+        view = cls(folder, journal_reader.Notes(*notes))
         view.hidden, view._excluded = hidden, excluded
         # The rank may write files and links, also later. With a change recorded, `used` is true.
         view.mark_changed(os.sep)
@@ -62,11 +62,7 @@ class View(Layers):
 
     def list_own_on_disk(self) -> set[str]:
         """The keys of this rank's own files that also exist on the disk."""
-        if not self.used:
-            return set()
-        entries = ((folder, name) for folder, folders, files in os.walk(self.root) for name in folders + files)
-        keys = (os.path.join(folder[len(self.root) :], name) for folder, name in entries)
-        return set(filter(os.path.lexists, keys))
+        return set(filter(os.path.lexists, self.list_upper())) if self.used else set()
 
     def adopt_disk(self, own_keys: set[str], written_keys: Container[str] = ()) -> None:
         """Give this rank's files the content of the disk, after a command on rank 0 has changed the disk.
@@ -324,11 +320,10 @@ class View(Layers):
                 self._hide_key(target_key)
             target_place = self.locate_upper(target_key)
             shutil.move(source_place, target_place)
-            is_link = os.path.islink(target_place)  # perhaps to a large folder, which was not moved
-            for folder, folders, names in () if is_link else os.walk(target_place):  # nothing of a file
-                for name in folders + names:
-                    self.mark_changed(os.path.join(folder, name)[len(self.root) :])
             self.mark_changed(target_key)
+            if not os.path.islink(target_place):  # a link leads perhaps to a large folder, which was not moved
+                for key in self.list_upper(target_key):  # nothing of a file
+                    self.mark_changed(key)
         if source_key is not None:
             self._hide_key(source_key, mode)
 

@@ -7,8 +7,6 @@ import threading
 import time
 from typing import Any
 
-import numpy as np
-
 from matex_tf.resilience import serialization, state_files
 from matex_tf.runtime import notes, real_files, watchdog
 from matex_tf.thread_flag import starts_own
@@ -26,7 +24,7 @@ class Writer:
         self.folder = folder
         self.failed: str | None = None  # why the last write failed; None if it succeeded
         # The arguments of `Folder.write_file` for each queued state; the first one is being written.
-        self._orders: list[tuple[str, int, Any, list[np.ndarray]]] = []
+        self._orders: list[tuple[str, int, serialization.Packed]] = []
         self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()  # wakes the thread; `SimpleQueue.put` is reentrant
         self._thread: threading.Thread | None = None
 
@@ -36,14 +34,13 @@ class Writer:
 
     def write(self, kind: str, number: int, content: Any) -> None:
         """Copy `content` and queue it for writing. Waits while two other states are queued, which take memory."""
-        arrays: list[np.ndarray] = []
-        packed = serialization.pack_value(content, arrays)
+        packed = serialization.pack_value(content)
         if self._thread is None:
             self._thread = threading.Thread(target=self._write_orders, name="matex_tf run state", daemon=True)
             with starts_own.set():  # the thread runs no code of the script
                 self._thread.start()
         self._await_orders(1)
-        self._orders.append((kind, number, packed, arrays))
+        self._orders.append((kind, number, packed))
         self._wakes.put(None)
 
     def flush(self) -> None:

@@ -18,8 +18,6 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from matex_tf import errors, settings
 from matex_tf.resilience import async_writer, random_state, script_file, serialization, state_files
 from matex_tf.runtime import notes, objects, rank_records, real_files, shutdown
@@ -182,8 +180,7 @@ class Run:
             name = state_files.name_file(kind, number)
             content = self._send_state(folder.read_file(name) if folder and me.rank == root else None, root)
             if target_folder is not None and content is not None:
-                arrays: list[np.ndarray] = []
-                target_folder.write_file(kind, number, serialization.pack_value(content, arrays), arrays)
+                target_folder.write_file(kind, number, serialization.pack_value(content))
         self._write_begin(begin)  # at last: a folder without this file has no state
 
     def _read_folder(self, folder: state_files.Folder) -> _FolderState | None:
@@ -203,12 +200,10 @@ class Run:
             self._write_begin({"script": self.script, "entropy": entropy, "random": random_state.copy_states()})
 
     def _write_begin(self, content: dict[str, Any]) -> None:
-        if self.writer is None:
-            return
-        arrays: list[np.ndarray] = []
-        packed = serialization.pack_value(content, arrays)
-        with real_files.use_real_files():
-            state_files.write_state(self.writer.folder.locate_file(state_files.BEGIN), packed, arrays)
+        if self.writer is not None:
+            with real_files.use_real_files():
+                path = self.writer.folder.locate_file(state_files.BEGIN)
+                state_files.write_state(path, serialization.pack_value(content))
 
     # Restoring
 
@@ -229,13 +224,11 @@ class Run:
 
     def _send_state(self, content: Any, root: int = 0) -> Any:
         """Broadcast `content` of rank `root` to every rank, array by array."""
-        purpose, packed = "the state of the run", None
-        arrays: list[np.ndarray] = []
-        if world.get_world().rank == root:
-            packed = serialization.pack_value(content, arrays)
-        packed, array_count = objects.broadcast((packed, len(arrays)), purpose, root)
-        arrays = [objects.broadcast(arrays[index] if arrays else None, purpose, root) for index in range(array_count)]
-        return serialization.unpack_value(packed, arrays)
+        purpose = "the state of the run"
+        own = serialization.pack_value(content if world.get_world().rank == root else None)
+        form, count = objects.broadcast((own.json, len(own.arrays)), purpose, root)
+        arrays = [objects.broadcast(own.arrays[index] if own.arrays else None, purpose, root) for index in range(count)]
+        return serialization.unpack_value(serialization.Packed(form, arrays))
 
     # Saving
 

@@ -2,8 +2,7 @@
 
 Plain are None, bool, numbers, strings; lists, tuples, sets and dicts of plain data; NumPy arrays and scalars, eager
 tensors; and functions of NumPy and Keras, by name. `pack_value` makes JSON of them: (1, "a") becomes
-{"tuple": [1, "a"]}, and an array its index in a list of arrays. It copies: later changes of the value do not affect its
-result.
+{"tuple": [1, "a"]}, and an array its index in a list of arrays.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import copy
 import functools
 import importlib
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,25 +25,38 @@ class NotPlain(TypeError):
     """The value is not plain data."""
 
 
+class Packed(NamedTuple):
+    """Plain data as JSON, in which an array is its index in `arrays`."""
+
+    json: Any
+    arrays: list[np.ndarray]
+
+
 def is_plain(value: Any) -> bool:
     """Whether `pack_value` accepts `value`."""
     try:
-        pack_value(value, None)
+        _convert_value(value, None)
     except (NotPlain, RecursionError):  # a container that contains itself
         return False
     return True
 
 
-def pack_value(value: Any, arrays: list[np.ndarray] | None) -> Any:
+def pack_value(value: Any) -> Packed:
+    """Copy `value`: later changes do not affect the result. Raises NotPlain."""
+    arrays: list[np.ndarray] = []
+    return Packed(_convert_value(value, arrays), arrays)
+
+
+def _convert_value(value: Any, arrays: list[np.ndarray] | None) -> Any:
     """A JSON-compatible form of `value`. Copies of its arrays are appended to `arrays`, if given. Raises NotPlain."""
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, list):
-        return [pack_value(part, arrays) for part in value]
+        return [_convert_value(part, arrays) for part in value]
     if isinstance(value, dict):
-        return {"dict": [[pack_value(key, arrays), pack_value(part, arrays)] for key, part in value.items()]}
+        return {"dict": [[_convert_value(part, arrays) for part in item] for item in value.items()]}
     if type(value) in (tuple, set, frozenset):
-        return {type(value).__name__: [pack_value(part, arrays) for part in value]}
+        return {type(value).__name__: [_convert_value(part, arrays) for part in value]}
     if type(value) is np.ndarray:  # a subclass has more than its array, such as a mask
         return {"array": _store_array(value, arrays)}
     if isinstance(value, np.generic):
@@ -57,18 +69,22 @@ def pack_value(value: Any, arrays: list[np.ndarray] | None) -> Any:
     return {"function": name}
 
 
-def unpack_value(packed: Any, arrays: list[np.ndarray]) -> Any:
+def unpack_value(packed: Packed) -> Any:
     """The inverse of `pack_value`. Raises NotPlain for a form that `pack_value` does not produce."""
-    if isinstance(packed, list):
-        return [unpack_value(part, arrays) for part in packed]
-    if not isinstance(packed, dict):
-        return packed
-    ((kind, content),) = packed.items()
+    form, arrays = packed
+
+    def unpack(form: Any) -> Any:
+        return unpack_value(Packed(form, arrays))
+
+    if isinstance(form, list):
+        return list(map(unpack, form))
+    if not isinstance(form, dict):
+        return form
+    ((kind, content),) = form.items()
     if kind == "dict":
-        return {unpack_value(key, arrays): unpack_value(part, arrays) for key, part in content}
+        return {unpack(key): unpack(part) for key, part in content}
     if kind in ("tuple", "set", "frozenset"):
-        container = {"tuple": tuple, "set": set, "frozenset": frozenset}[kind]
-        return container(unpack_value(part, arrays) for part in content)
+        return {"tuple": tuple, "set": set, "frozenset": frozenset}[kind](map(unpack, content))
     if kind == "array":
         return arrays[content].copy()
     if kind == "number":

@@ -12,7 +12,7 @@ import os
 import re
 import stat
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -35,14 +35,10 @@ class Foreign(PermissionError):
     """Another user could have written to the folder."""
 
 
-def write_state(path: str, packed: Any, arrays: Sequence[np.ndarray]) -> None:
-    """Write a state to `path` atomically and durably: after a crash of the host the file is complete or absent.
-
-    packed, arrays: the state as `serialization.pack_value` returns it, JSON with indices of its `arrays`.
-    """
-    header = json.dumps(
-        [packed, [[serialization.name_dtype(array.dtype), list(array.shape)] for array in arrays]]
-    ).encode()
+def write_state(path: str, packed: serialization.Packed) -> None:
+    """Write a state to `path` atomically and durably: after a crash of the host the file is complete or absent."""
+    array_types = [[serialization.name_dtype(array.dtype), list(array.shape)] for array in packed.arrays]
+    header = json.dumps([packed.json, array_types]).encode()
     with atomic.write_beside(path) as temporary_path:
         checksum = hashlib.blake2b(digest_size=32)
         with open(os.open(temporary_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
@@ -54,7 +50,7 @@ def write_state(path: str, packed: Any, arrays: Sequence[np.ndarray]) -> None:
             write_and_hash(_MAGIC)
             write_and_hash(struct.pack("<Q", len(header)))
             write_and_hash(header)
-            for array in arrays:
+            for array in packed.arrays:
                 content = memoryview(array.reshape(-1).view(np.uint8)) if array.nbytes else b""
                 for start in range(0, len(content), _WRITE_BYTES):
                     write_and_hash(content[start : start + _WRITE_BYTES])
@@ -74,14 +70,14 @@ def read_state(path: str) -> Any:
     if hashlib.blake2b(content, digest_size=32).digest() != data[-32:]:
         raise Damaged(f"{path} is damaged: its checksum does not match")
     (header_length,) = struct.unpack("<Q", data[len(_MAGIC) : header_start])
-    packed, array_types = json.loads(bytes(content[header_start : header_start + header_length]))
+    form, array_types = json.loads(bytes(content[header_start : header_start + header_length]))
     arrays, offset = [], header_start + header_length
     for dtype_name, shape in array_types:
         dtype = serialization.find_dtype(dtype_name)
         size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
         arrays.append(np.frombuffer(content[offset : offset + size], dtype).reshape(shape).copy())
         offset += size
-    return serialization.unpack_value(packed, arrays)
+    return serialization.unpack_value(serialization.Packed(form, arrays))
 
 
 class Folder:
@@ -130,11 +126,11 @@ class Folder:
                 return number, content
         return -1, None
 
-    def write_file(self, kind: str, number: int, packed: Any, arrays: Sequence[np.ndarray]) -> None:
+    def write_file(self, kind: str, number: int, packed: serialization.Packed) -> None:
         """Write the state `number` of `kind` "state" or "end". Of the kind "state", remove older files than the newest
         `GENERATIONS`.
         """
-        write_state(self.locate_file(name_file(kind, number)), packed, arrays)
+        write_state(self.locate_file(name_file(kind, number)), packed)
         if kind == "state":
             for old_number in self.list_numbers("state")[:-GENERATIONS]:
                 os.unlink(self.locate_file(name_file("state", old_number)))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
 
 # For each function of matex_tf, the variables that it replaces. SLURM_NTASKS and SLURM_NPROCS describe the whole job,
 # not a task. They are removed, too, because a size is useless without a rank.
@@ -51,21 +50,19 @@ def remove_variables(is_removed: Callable[[str], bool]) -> None:
         if is_removed(name):
             removed.add(name)
             del os.environ[name]
+    variables = _ReportingVariables(vars(os.environ)["_data"])
     for environment in (os.environ, os.environb):
-        environment.__class__ = _ReportingEnvironment
+        vars(environment)["_data"] = variables
 
 
-class _ReportingEnvironment(os._Environ[Any]):
-    """An environment that reports reads of removed variables. `copy` of it is a plain dict, which reports nothing."""
+class _ReportingVariables(dict[bytes, bytes]):
+    """The variables behind `os.environ`; reports reads of removed ones. A copy of `os.environ` is a plain dict."""
 
-    def __getitem__(self, key: Any) -> Any:
-        try:
-            return super().__getitem__(key)
-        except KeyError:
-            if (name := os.fsdecode(key)) in removed and name in FUNCTIONS and os.getpid() == _process:
-                for report in when_read:
-                    report(f"{explain_missing(name)}; a default in its place is the same on every rank")
-            raise
+    def __missing__(self, key: bytes) -> bytes:
+        if (name := os.fsdecode(key)) in removed and name in FUNCTIONS and os.getpid() == _process:
+            for report in when_read:
+                report(f"{explain_missing(name)}; a default in its place is the same on every rank")
+        raise KeyError(key)
 
 
 def explain_missing(name: str) -> str:

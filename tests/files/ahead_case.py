@@ -218,9 +218,10 @@ def tried(seed, sets):
         with open(os.path.join(base, "alone", name), "w") as file:
             file.write(f"before {name}")
     shutil.copytree(os.path.join(base, "alone"), os.path.join(base, "ranks"))
-    journal.make_file(os.path.join(base, "journal"))
+    journal_reader.make_file(os.path.join(base, "journal"))
     is_on_one_host = seed % 2 == 0  # else the journal is read as a file server gives it
-    read, written = (journal.Journal(os.path.join(base, "journal"), is_on_one_host) for _ in range(2))
+    read, notes = (journal_reader.Notes(os.path.join(base, "journal"), is_on_one_host) for _ in range(2))
+    written = journal.Journal(notes)
     overlay._view = View(os.path.join(base, "own"), read)
     alone = Player(os.path.join(base, "alone"), sets[0])
     first = Player(os.path.join(base, "ranks"), sets[0])

@@ -25,8 +25,9 @@ def ends(tmp_path, monkeypatch):
     monkeypatch.setattr(journal_reader, "count_collectives", lambda: numbers[who[0]])
     monkeypatch.setattr(world, "is_active", lambda: True)
     (tmp_path / "journal").mkdir()
-    journal.make_file(str(tmp_path / "journal"))
-    here, there = (journal.Journal(str(tmp_path / "journal")) for _ in range(2))
+    journal_reader.make_file(str(tmp_path / "journal"))
+    written, there = (journal_reader.Notes(str(tmp_path / "journal")) for _ in range(2))
+    here = journal.Journal(written)
 
     def note(path, **how):
         who[0] = "here"
@@ -203,7 +204,7 @@ def test_whatever_in_python_changes_a_file_is_noted(ends, tmp_path, monkeypatch)
     _, there, _ = ends
     monkeypatch.setattr(journal, "_writer", None)
     (tmp_path / "old").write_text("as it was")
-    journal.Journal(there.folder).start_writing()
+    journal.Journal(journal_reader.Notes(there.folder)).start_writing()
     monkeypatch.chdir(tmp_path)
     changes = {
         "by_open": lambda path: open(path, "w").close(),

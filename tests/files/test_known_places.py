@@ -34,9 +34,9 @@ def view(tmp_path, monkeypatch):
         (tmp_path / name).mkdir(parents=True)
     for name in ("a", "folder/a", "folder/deep/a"):
         (tmp_path / "disk" / name).write_text("of the disk")
-    journal.make_file(str(tmp_path / "journal"))
+    journal_reader.make_file(str(tmp_path / "journal"))
     monkeypatch.chdir(tmp_path / "disk")
-    return View(str(tmp_path / "own"), journal.Journal(str(tmp_path / "journal")))
+    return View(str(tmp_path / "own"), journal_reader.Notes(str(tmp_path / "journal")))
 
 
 def check_places(view):
@@ -155,7 +155,7 @@ def test_a_link_that_rank_0_has_replaced_leads_to_its_new_folder_after_the_next_
     monkeypatch.setattr(world, "is_active", lambda: True)
     os.symlink("folder", "link")
     write(view, "folder/a")
-    journal.Journal(view.notes.folder).write_note(os.path.abspath("link"), removed=True)
+    journal.Journal(journal_reader.Notes(view.notes.folder)).write_note(os.path.abspath("link"), removed=True)
     os.remove("link")
     os.mkdir("other")
     os.symlink("other", "link")

@@ -113,3 +113,39 @@ def test_a_file_that_ranks_map_to_write_it_is_rank_0s(tmp_path):
     file.write_bytes(b"x")
     launch.run(2, MAPPED, str(file)).check()
     assert file.read_bytes() == b"0"
+
+
+WRITTEN = """
+import importlib, sys, time
+import pyarrow, pyarrow.csv, pyarrow.feather, pyarrow.orc
+import tensorflow as tf
+
+objects = importlib.import_module("matex_tf.runtime.objects")
+rank = importlib.import_module("matex_tf.world.world").get_world().rank
+real_files = importlib.import_module("matex_tf.runtime.real_files")
+table = pyarrow.table({"x": [1]})
+kinds = {
+    "csv": lambda path: pyarrow.csv.write_csv(table, path),
+    "feather": lambda path: pyarrow.feather.write_feather(table, path),
+    "orc": lambda path: pyarrow.orc.write_table(table, path),
+    "cache": lambda path: list(tf.data.Dataset.range(3).cache(path)),
+}
+folder = sys.argv[1]
+if rank == 0:
+    for kind, write in kinds.items():
+        write(f"{folder}/{kind}")
+    with real_files.use_real_files():
+        open(f"{folder}/over", "w").close()
+else:
+    with real_files.use_real_files():
+        while not tf.io.gfile.exists(f"{folder}/over"):
+            time.sleep(0.01)
+    for kind in kinds:
+        assert not any(tf.io.gfile.exists(f"{folder}/{kind}{end}") for end in ("", ".index")), kind
+objects.allgather(None, "rank 0 has written")
+"""
+
+
+def test_a_rank_that_is_behind_does_not_see_what_rank_0_has_written_since(tmp_path):
+    launch.run(2, WRITTEN, tmp_path).check()
+    assert {"csv", "feather", "orc"} <= {path.name for path in tmp_path.iterdir()}

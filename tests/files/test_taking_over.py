@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from matex_tf.files import journal, overlay
+from matex_tf.files import journal, journal_reader, overlay
 from matex_tf.files.view import View
 
 
@@ -15,8 +15,8 @@ def view(tmp_path, monkeypatch):
     """The view of a rank that is not the first; files of its own lie outside of `tmp_path`/disk."""
     for name in ("own", "journal", "disk"):
         (tmp_path / name).mkdir()
-    journal.make_file(str(tmp_path / "journal"))
-    news = journal.Journal(str(tmp_path / "journal"))
+    journal_reader.make_file(str(tmp_path / "journal"))
+    news = journal_reader.Notes(str(tmp_path / "journal"))
     made = View(str(tmp_path / "own"), news)
     monkeypatch.setattr(overlay, "_view", made)
     monkeypatch.setattr(journal, "_writer", None)

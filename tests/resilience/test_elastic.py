@@ -139,13 +139,13 @@ def test_a_loop_of_its_own_is_started_again(tmp_path):
 
 
 def test_files_of_a_rank_that_becomes_the_first(tmp_path, monkeypatch):
-    from matex_tf.files import journal, overlay
+    from matex_tf.files import journal, journal_reader, overlay
     from matex_tf.files.view import View
 
     (tmp_path / "own").mkdir()
     (tmp_path / "journal").mkdir()
-    journal.make_file(str(tmp_path / "journal"))
-    news = journal.Journal(str(tmp_path / "journal"))
+    journal_reader.make_file(str(tmp_path / "journal"))
+    news = journal_reader.Notes(str(tmp_path / "journal"))
     view = View(str(tmp_path / "own"), news)
     monkeypatch.setattr(overlay, "_view", view)
     monkeypatch.setattr(journal, "_writer", None)

@@ -67,10 +67,9 @@ def fill(path, ends, state, fit, entropy=OTHER_RUN - 1, script=SCRIPT):
     contents = [("end", number, text) for number, text in ends.items()]
     contents.append(("state", state, {"fit": fit, "weights": np.full(3, float(state))}))
     for kind, number, content in contents:
-        arrays: list = []
-        folder.write_file(kind, number, serialization.pack_value(content, arrays), arrays)
-    packed = serialization.pack_value({"script": script, "entropy": entropy, "random": None}, [])
-    state_files.write_state(folder.locate_file(state_files.BEGIN), packed, [])
+        folder.write_file(kind, number, serialization.pack_value(content))
+    packed = serialization.pack_value({"script": script, "entropy": entropy, "random": None})
+    state_files.write_state(folder.locate_file(state_files.BEGIN), packed)
 
 
 @pytest.mark.parametrize(

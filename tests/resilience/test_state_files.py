@@ -42,9 +42,7 @@ def same(one, other):
 
 
 def store(folder, kind, number, content):
-    arrays: list = []
-    packed = serialization.pack_value(content, arrays)
-    folder.write_file(kind, number, packed, arrays)
+    folder.write_file(kind, number, serialization.pack_value(content))
 
 
 def test_what_is_written_is_read(tmp_path):
@@ -77,14 +75,14 @@ def test_what_is_not_plain_is_not_kept(value):
 @pytest.mark.parametrize("packed", [{"function": ["os", "system"]}, {"function": ["subprocess", "run"]}, {"other": 1}])
 def test_nothing_but_data_comes_out_of_a_file(packed):
     with pytest.raises(serialization.NotPlain):
-        serialization.unpack_value(packed, [])
+        serialization.unpack_value(serialization.Packed(packed, []))
 
 
 def test_what_is_packed_does_not_change_afterwards():
-    array, arrays = np.zeros(3), []
-    packed = serialization.pack_value([array], arrays)
+    array = np.zeros(3)
+    packed = serialization.pack_value([array])
     array += 1
-    assert same(serialization.unpack_value(packed, arrays), [np.zeros(3)])
+    assert same(serialization.unpack_value(packed), [np.zeros(3)])
 
 
 def test_others_who_hold_a_list_see_what_is_put_back():
@@ -237,7 +235,7 @@ class Folder:
     def __init__(self):
         self.written = []
 
-    def write_file(self, kind, number, packed, arrays):
+    def write_file(self, kind, number, packed):
         self.written.append(number)
 
 def flush_writer(number, frame):

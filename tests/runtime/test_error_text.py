@@ -31,7 +31,7 @@ def launched(monkeypatch):
     with mock.patch.dict(os.environ, VARIABLES):
         task_environment.keep_children_out()
         yield said
-    os.environ.__class__ = os.environb.__class__ = os._Environ
+    os.environ._data = os.environb._data = dict(os.environ._data)
 
 
 @pytest.mark.parametrize("name", ["OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"])
