@@ -21,10 +21,9 @@ from types import FrameType
 from typing import Any
 
 from matex_tf.deploy import run_folder
-from matex_tf.deploy.command import fill_name_and_command, find_own_command
-from matex_tf.deploy.options import format_options
+from matex_tf.deploy.options import find_own_command, format_options
 from matex_tf.deploy.sbatch.job_script import Slurm
-from matex_tf.deploy.slurm import check_commands
+from matex_tf.deploy.slurm import SLURM
 from matex_tf.thread_flag import is_main_thread
 from matex_tf.tune import changes, space_file
 from matex_tf.tune.database import RUNNING, Database, DatabaseError, Record, Search, VersionError, find_default_path
@@ -86,7 +85,7 @@ def create_search(target: Sequence[str], space: str, settings: Settings, databas
     engine.load_engine(settings.engine)  # raises if its library is missing
     settings.make_slots()
     if settings.slurm is not None:
-        check_commands()
+        SLURM.check_commands()
     database_path = Path(database) if database else find_default_path()
     is_new_folder = not folder or not Path(folder).exists()
     search_folder = _make_folder(target, folder)
@@ -243,7 +242,7 @@ def _make_backend(search: Search, settings: Settings, say: Callable[..., None]) 
     if settings.slurm is None:
         return Processes(shlex.split(matex_command), settings.ranks, settings.options)
     job = Slurm(**{**settings.slurm, "matex": settings.slurm["matex"] or matex_command})
-    return Jobs(fill_name_and_command(job, search.target), Path(settings.source), settings.parallel, say)
+    return Jobs(job.complete(search.target), Path(settings.source), settings.parallel, say)
 
 
 def _find_changed_file(search: Search, settings: Settings) -> str:

@@ -296,8 +296,8 @@ def test_where_slurm_does_not_answer_the_search_ends_and_says_what_may_run(tmp_p
     def answer(job):
         raise UnreachableError("scontrol: Unable to contact slurm controller")
 
-    monkeypatch.setattr(slurm, "find_state", answer)
-    monkeypatch.setattr(slurm, "cancel_job", answer)
+    monkeypatch.setattr(slurm.SLURM, "find_state", answer)
+    monkeypatch.setattr(slurm.SLURM, "end_job", answer)
     monkeypatch.setattr(following, "ASK_EACH", 0.0)
     monkeypatch.setattr(job_trial, "GRACE", 0.0)
     said = []
@@ -315,7 +315,7 @@ def test_where_slurm_does_not_answer_the_search_ends_and_says_what_may_run(tmp_p
 def test_a_job_that_slurm_queues_again_waits_and_what_that_means_is_said_once(tmp_path, monkeypatch):
     monkeypatch.setattr(following, "ASK_EACH", 0.0)
     state = State(WAITING, "PENDING (BeginTime)", restarts=1, meaning="Slurm lets some time pass")
-    monkeypatch.setattr(slurm, "find_state", lambda job: state)
+    monkeypatch.setattr(slurm.SLURM, "find_state", lambda job: state)
     said = []
     trial = JobTrial(
         tmp_path, Job("7", str(tmp_path)), Rules(Objective(), 9.0, 0), 0.0, lambda *told: said.append(told)
@@ -342,7 +342,7 @@ def test_a_job_that_slurm_queues_again_waits_and_what_that_means_is_said_once(tm
 )
 def test_what_a_job_cannot_tell_slurm_does(tmp_path, monkeypatch, state, kept, expected, why):
     monkeypatch.setattr(following, "ASK_EACH", 0.0)
-    monkeypatch.setattr(slurm, "find_state", lambda job: state)
+    monkeypatch.setattr(slurm.SLURM, "find_state", lambda job: state)
     trial = JobTrial(tmp_path, Job("7", str(tmp_path)), Rules(Objective(), pause=0), 0.0, lambda text, kind: None)
     if kept:
         (tmp_path / "state").mkdir()
@@ -357,9 +357,9 @@ def test_what_a_job_cannot_tell_slurm_does(tmp_path, monkeypatch, state, kept, e
 def test_a_trial_whose_job_will_not_start_has_failed(tmp_path, monkeypatch):
     cancelled = []
     monkeypatch.setattr(
-        slurm, "find_state", lambda _: State(STUCK, "PENDING (BadConstraints)", meaning="it will not start")
+        slurm.SLURM, "find_state", lambda _: State(STUCK, "PENDING (BadConstraints)", meaning="it will not start")
     )
-    monkeypatch.setattr(slurm, "cancel_job", lambda one: cancelled.append(one.id))
+    monkeypatch.setattr(slurm.SLURM, "end_job", lambda one: cancelled.append(one.id))
     monkeypatch.setattr(following, "ASK_EACH", 0.0)
     trial = JobTrial(tmp_path, Job("4711", str(tmp_path)), Rules(Objective()), 0.0, lambda text, kind: None)
     outcome = trial.poll()

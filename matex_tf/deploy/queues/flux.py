@@ -1,6 +1,6 @@
 """Flux (flux-core): a job is a Flux instance of its own, whose initial program is the job script.
 
-`Scheduler` submits and follows jobs. This file has what differs for Flux: commands, options, words and messages.
+`QueueCluster` submits and follows jobs. This file has what differs for Flux: commands, options, words and messages.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from matex_tf.deploy.job import ENDED, RUNNING, WAITING, State
 from matex_tf.deploy.options import parse_time
-from matex_tf.deploy.queues.scheduler import OWN_OUTPUT, Queued, Scheduler, make_state
+from matex_tf.deploy.queues.scheduler import OWN_OUTPUT, QueueCluster, Queued, make_state
 from matex_tf.deploy.refusals import Refusal
 
 _STATES = {  # Flux's words for the state of a job, with the words to print
@@ -26,11 +26,10 @@ class Flux(Queued):
     """The options of a Flux job. `account` is the bank."""
 
 
-class FluxScheduler(Scheduler):
+class FluxCluster(QueueCluster):
     """flux-core, version 0.58 or later. Written from its manual, not tested with Flux."""
 
     kind = Flux
-    title = "Flux"
     option_prefix = "# flux:"
     own_number = '"$(flux getattr jobid)"'
     hosts = "flux hostlist -led'\\n'"

@@ -1,6 +1,6 @@
 """IBM Spectrum LSF.
 
-`Scheduler` submits and follows jobs, and describes each class variable below. This file has what differs for LSF:
+`QueueCluster` submits and follows jobs, and describes each class variable below. This file has what differs for LSF:
 commands, options, words and messages.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from matex_tf.deploy.job import ENDED, RUNNING, WAITING, State
 from matex_tf.deploy.options import parse_time
-from matex_tf.deploy.queues.scheduler import OWN_OUTPUT, Queued, Scheduler, make_state
+from matex_tf.deploy.queues.scheduler import OWN_OUTPUT, QueueCluster, Queued, make_state
 from matex_tf.deploy.refusals import Refusal
 
 _STATES = {  # LSF's words for the state of a job, with the words to print
@@ -27,11 +27,10 @@ class LSF(Queued):
     """The options of an LSF job."""
 
 
-class LsfScheduler(Scheduler):
+class LsfCluster(QueueCluster):
     """LSF 10. Written from its command reference, not tested with LSF."""
 
     kind = LSF
-    title = "LSF"
     option_prefix = "#BSUB"
     own_number = '"$LSB_JOBID"'
     hosts = 'cat "$LSB_DJOB_HOSTFILE"'

@@ -1,6 +1,6 @@
 """PBS: OpenPBS, PBS Professional, and Slurm's commands of the same names.
 
-`Scheduler` submits and follows jobs, and says what each class variable means. This file has what differs for PBS:
+`QueueCluster` submits and follows jobs, and says what each class variable means. This file has what differs for PBS:
 commands, options, words and messages.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from matex_tf.deploy.job import ENDED, RUNNING, WAITING, State, format_duration
 from matex_tf.deploy.options import parse_time
-from matex_tf.deploy.queues.scheduler import OWN_OUTPUT, Queued, Scheduler, make_state
+from matex_tf.deploy.queues.scheduler import OWN_OUTPUT, QueueCluster, Queued, make_state
 from matex_tf.deploy.refusals import Refusal
 
 _STATES = {  # PBS's letters for the state of a job, with the words to print
@@ -28,11 +28,10 @@ class PBS(Queued):
     """The options of a PBS job."""
 
 
-class PbsScheduler(Scheduler):
+class PbsCluster(QueueCluster):
     """PBS. Written from its reference guide, tested with Slurm's `qsub`, `qstat` and `qdel`."""
 
     kind = PBS
-    title = "PBS"
     option_prefix = "#PBS"
     own_number = '"$PBS_JOBID"'
     opening = 'cd "$PBS_O_WORKDIR" || exit 78\n'  # a job begins in the home folder
