@@ -44,10 +44,10 @@ _ENDED_BY_SLURM = {"TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "REVOKED"}
 
 
 def format_trial_job(
-    job_options: job_script.Slurm, target: Sequence[str], folder: Path, variables: Mapping[str, str], pause: int
+    job_options: job_script.Slurm, target: Sequence[str], folder: Path, variables: Mapping[str, str], rules: Rules
 ) -> str:
     """The script of the job that runs a trial of `target` in its absolute `folder`."""
-    trial_variables = make_variables(folder, variables, pause)
+    trial_variables = make_variables(folder, variables, rules)
     preparation = [
         *(f"export {name}={shlex.quote(value)}" for name, value in trial_variables.items()),
         f'echo "$SLURM_JOB_ID" > "$run_folder/{BEGAN}"',
@@ -220,7 +220,8 @@ class Jobs:
         forget_job(folder)
         # The name of the jobs of all trials, followed by the number of this trial, which ends the name of `folder`.
         job_options = replace(self.job_options, name=f"{self.job_options.name}-{folder.name.rpartition('-')[2]}")
-        script_text = format_trial_job(job_options, target, folder, variables, rules.pause or 0)
+        rules = replace(rules, saves_states=True)  # a job may be requeued, and then needs a saved state
+        script_text = format_trial_job(job_options, target, folder, variables, rules)
         environment = remove_own_variables(task_environment.remove_job_variables(os.environ))
         job = SLURM.submit_script(script_text, folder, job_options, cwd=self.source, env=environment)
         return self._make_trial(folder, job, rules)
@@ -228,5 +229,4 @@ class Jobs:
     def _make_trial(self, folder: Path, job: Job, rules: Rules, was_resumed: bool = False) -> Trial:
         # All jobs together are queried once in ASK_EACH seconds, but each before Slurm may forget its end.
         query_interval = min(following.ASK_EACH * self.parallel, FORGET_SECONDS / 2)
-        saving_rules = replace(rules, pause=rules.pause or 0)  # a job may be requeued, and then needs a saved state
-        return JobTrial(folder, job, saving_rules, query_interval, self.say, was_resumed)
+        return JobTrial(folder, job, replace(rules, saves_states=True), query_interval, self.say, was_resumed)

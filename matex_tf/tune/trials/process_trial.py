@@ -41,7 +41,7 @@ class ProcessTrial(Trial):
         super().__init__(folder, rules)
         self._started_at = time.monotonic()
         environment = remove_own_variables(task_environment.remove_task_variables(os.environ))
-        environment |= make_variables(folder, variables, rules.pause)
+        environment |= make_variables(folder, variables, rules)
         environment["MATEX_PASSED"] = " ".join(variables)  # names that mpirun passes on to ranks of other hosts
         if slot.gpus:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(slot.gpus)

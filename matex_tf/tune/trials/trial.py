@@ -79,11 +79,9 @@ class Rules:
     objective: Objective
     limit: float = 0.0
     """Seconds; 0: no limit."""
-    pause: int | None = None
-    """The next rung: the epochs of `fit`, counted from the first start, after which the trial saves its state and ends.
-
-    0: it saves its state, but does not pause. None: it saves no state.
-    """
+    pause: int = 0
+    """The next rung: the epochs of `fit`, counted from the first start, after which the trial ends; 0: none."""
+    saves_states: bool = False
 
 
 class Trial(ABC):
@@ -144,7 +142,7 @@ class Trial(ABC):
     @property
     def has_reached_rung(self) -> bool:
         """Whether as many epochs have ended as `Rules.pause` requires."""
-        return 0 < (self.rules.pause or 0) <= self.epochs
+        return 0 < self.rules.pause <= self.epochs
 
     def read_new_lines(self) -> None:
         """Add the lines that the trial has logged since the last call to `lines`."""
@@ -204,7 +202,7 @@ class Trial(ABC):
 
     def _list_states(self) -> set[tuple[str, int]]:
         """The names of the saved states (within or at the end of a call of `fit`), with the times of their files."""
-        files = self.folder.glob(f"{STATE}/*") if self.rules.pause is not None else ()
+        files = self.folder.glob(f"{STATE}/*") if self.rules.saves_states else ()
         return {(file.name, file.stat().st_mtime_ns) for file in files if file.name.startswith(("state-", "end-"))}
 
 
@@ -242,7 +240,7 @@ def remove_own_variables(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name not in _OWN_VARIABLES}
 
 
-def make_variables(folder: Path, variables: Mapping[str, str], pause: int | None) -> dict[str, str]:
+def make_variables(folder: Path, variables: Mapping[str, str], rules: Rules) -> dict[str, str]:
     """The environment variables of a trial in `folder`: the `variables` of its configuration, and its settings."""
-    state_variables = {"MATEX_STATE": str(folder / STATE), "MATEX_PAUSE": str(pause)} if pause is not None else {}
-    return {**variables, "MATEX_TRIAL": str(folder / NOTED), **state_variables}
+    state_variables = {"MATEX_STATE": str(folder / STATE), "MATEX_PAUSE": str(rules.pause)}
+    return {**variables, "MATEX_TRIAL": str(folder / NOTED), **(state_variables if rules.saves_states else {})}
