@@ -1,9 +1,4 @@
-"""Kubernetes jobs: submission, state, following and cancellation.
-
-An MPIJob (`kubectl.mpijob`) has worker pods, on which the ranks run, and a launcher pod, which runs `matex run`. A
-launcher that fails is replaced by another one, which resumes from the state on the volume. The volume also has the
-folder of the run, with a note of the job (`run_folder`).
-"""
+"""Kubernetes, as a `Cluster`: its command is kubectl. The folder of a run is on a volume, if the job has one."""
 
 from __future__ import annotations
 

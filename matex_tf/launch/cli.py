@@ -1,4 +1,4 @@
-"""The `matex` command and its subcommands. It never joins MPI itself."""
+"""The `matex` command and its subcommands."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """`matex run --restarts`: start mpirun again after a loss, on the hosts that answer, and report the outcome.
 
-One start of mpirun is an attempt. `RestartedRun` makes attempts until `judge_end` finds no reason for another one. The
-ranks report their ends in records, files of the attempt's proof folder (`launch.process`, `runtime.rank_records`).
-docs/reliability.md defines when a run is lost, and docs/adapt.md when its ranks ask for a change (`Changes`): a restart
-with other hosts, ranks or strategy. `resilience.run_state` saves the state from which the next attempt resumes.
+`RestartedRun` makes attempts until `judge_end` finds no reason for another one. docs/reliability.md defines when a run
+is lost, and docs/adapt.md when its ranks ask for a change. `resilience.run_state` saves the state from which the next
+attempt resumes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rungs: numbers of epochs after which trials pause. The best continue (ASHA, arXiv 1810.05934, algorithm 2).
+"""Rungs (ASHA, arXiv 1810.05934, algorithm 2).
 
 For example, with rungs 1,3,9 each trial pauses after its first epoch. A trial continues to epoch 3 as soon as it is in
 the best third of all trials that have reached epoch 1. `Record.rungs` has the objective of a trial at each rung that
@@ -14,8 +14,7 @@ from matex_tf.tune.database import Record
 from matex_tf.tune.objective import Objective
 from matex_tf.tune.trials.trial import DONE, PAUSED
 
-REDUCTION = 3
-"""One in this number of the trials that reached a rung continues."""
+REDUCTION = 3  # one in this number of the trials that reached a rung continues
 
 
 def read_rungs(text: str) -> tuple[int, ...]:

@@ -1,11 +1,6 @@
 """The search: starts trials in free slots, polls them, records their outcomes, and asks the engine for configurations.
 
-The engine is the search method, such as random search; it proposes configurations and learns their costs. A trial is
-one run of the script with a configuration, a value for each parameter. A slot is the resources of one of the concurrent
-trials. Rungs are numbers of epochs after which trials pause, and the best are promoted: they continue.
-
-`setup.run_search` makes a `SearchLoop` and calls `run_trials`. All records are in the database, so that a killed search
-can continue: trials that have not ended are started again.
+All records are in the database, so that a killed search can continue: trials that have not ended are started again.
 """
 
 from __future__ import annotations
@@ -35,8 +30,7 @@ from matex_tf.world import file_locks
 
 POLL_INTERVAL = 0.05  # seconds
 RETRY_INTERVAL = 30.0  # seconds until a scheduler that gave no answer is asked again
-MAX_EQUAL_FAILURES = 3
-"""The search ends after this number of trials, if all of them have failed in the same way."""
+MAX_EQUAL_FAILURES = 3  # the search ends after this number of trials, if all of them have failed in the same way
 
 
 class SearchError(RuntimeError):
@@ -75,7 +69,7 @@ class SearchLoop:
         self._to_start: list[Record] = []  # recorded trials that are to be started again
         self._unreported: list[Record] = []  # trials whose costs the engine does not know yet
         self._ended_records: list[Record] = []  # of trials that this process has started
-        self._knows_task = False  # whether a trial has reported the task: sizes and loss of its model and data
+        self._knows_task = False  # whether a trial has reported the task
 
     def run_trials(self) -> Record | None:
         """Run the trials. Returns the record of the best one; None if no trial has a value.

@@ -1,8 +1,4 @@
-"""Starts trials for `search.SearchLoop`: makes a trial's folder, starts its command, makes its record at the end.
-
-A trial runs the user's command in a mirror of the user's folder: copies of small files, and links to large ones. Rungs
-are numbers of epochs after which trials pause; only the best are started again and continue.
-"""
+"""Starts trials for `search.SearchLoop`: makes a trial's folder, starts its command, makes its record at the end."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""An MPIJob, a job of the MPI operator: its options, its name, its YAML, and the shell script of its launcher.
-
-Its pods are a launcher, which runs `matex run`, and the workers, on which mpirun starts the ranks.
-"""
+"""An MPIJob: its options, its name, its YAML, and the shell script of its launcher."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""The common part of PBS, LSF and Flux: job options, job script, submission and following.
+"""The common part of PBS, LSF and Flux; the modules `pbs`, `lsf` and `flux` have their commands, words and messages.
 
 Unlike Slurm, these schedulers neither warn a script of its time limit nor requeue it. The script therefore does both: a
-timer warns the run, which then saves its state and asks by its exit code 75 to be started again. Then the script
-submits a successor job, which starts when the present job has ended.
+timer warns the run, and a successor job goes on with it, which starts when the present job has ended.
 """
 
 from __future__ import annotations
@@ -65,6 +64,8 @@ class QueueCluster(BatchCluster[Queued]):
     # Commands that describe the job whose id follows. Each is tried if the one before does not know the job.
     state_commands: ClassVar[tuple[tuple[str, ...], ...]]
     cancel_command: ClassVar[tuple[str, ...]]  # ends the job whose id follows, or removes it from the queue
+    # For some phases of `State`: the scheduler's words for the state of a job, each with the word to print for it.
+    words: ClassVar[Mapping[str, Mapping[str, str]]]
     option_prefix: ClassVar[str]  # the first word of an option line in the script
     opening: ClassVar[str] = ""  # the first lines of the script
     own_number: ClassVar[str]  # shell text that expands to the id of the running job
@@ -82,6 +83,21 @@ class QueueCluster(BatchCluster[Queued]):
     @abc.abstractmethod
     def read_state(self, text: str) -> State | None:
         """The state of a job from the output of a state command; None if the output describes no job."""
+
+    def make_state(self, scheduler_word: str, hosts: str, reason: str, code: int | None) -> State:
+        """The state of a job for a word of its scheduler. A job whose word is not in `words` counts as waiting.
+
+        `hosts`, `reason` and `code` are of a running, a waiting and an ended job; "" and None: unknown.
+        """
+        phase, word = WAITING, scheduler_word
+        for known_phase, words in self.words.items():
+            if scheduler_word in words:
+                phase, word = known_phase, words[scheduler_word]
+        if phase == RUNNING and hosts:
+            word = f"{word} on {hosts}"
+        if phase == WAITING and reason:
+            word = f"{word} ({reason})"
+        return State(phase, word, code=code if phase == ENDED else None)
 
     def format_job(self, options: Queued, target: Sequence[str], folder: str) -> str:
         """The script: option lines, `opening`, `_BEGIN`, the lines of `setup`, the list of hosts, the timer, the
@@ -167,29 +183,6 @@ class QueueCluster(BatchCluster[Queued]):
         limit_text = f", {options.time}" if options.time else ""
         size_text = f"{format_count(options.nodes, 'node')}, {format_count(options.ranks, 'rank')}"
         return f"{self.kind.__name__} job {job.id}{queue_text}: {size_text}{limit_text}; {job.folder}"
-
-
-def make_state(
-    words_by_phase: Mapping[str, Mapping[str, str]], scheduler_word: str, hosts: str, reason: str, code: int | None
-) -> State:
-    """The state of a job from the word that its scheduler has for the state.
-
-    Args:
-        words_by_phase: for some phases of `State`, the scheduler's words, each with the word to print for it.
-        scheduler_word: a word of `words_by_phase`; the job counts as waiting if the word is not listed.
-        hosts: where a running job runs; "" if unknown.
-        reason: why a waiting job waits; "" if unknown.
-        code: the exit code of an ended job; None if unknown.
-    """
-    phase, word = WAITING, scheduler_word
-    for known_phase, words in words_by_phase.items():
-        if scheduler_word in words:
-            phase, word = known_phase, words[scheduler_word]
-    if phase == RUNNING and hosts:
-        word = f"{word} on {hosts}"
-    if phase == WAITING and reason:
-        word = f"{word} ({reason})"
-    return State(phase, word, code=code if phase == ENDED else None)
 
 
 # The parts of the script. `shell_text` sets $run_folder (the run's folder), $code (the exit code of the command) and

@@ -35,8 +35,7 @@ from matex_tf.tune.trials.trial import (
 from matex_tf.world import task_environment
 from matex_tf.world.exit_codes import EXIT_REQUEUE
 
-FORGET_SECONDS = 300.0
-"""Seconds after which Slurm by default forgets a job that has ended (MinJobAge)."""
+FORGET_SECONDS = 300.0  # seconds after which Slurm by default forgets a job that has ended (MinJobAge)
 BEGAN, CODE, STOP_REQUEST = "began", run_folder.EXIT_CODE, "told"
 """Files of a trial's folder: written when the job begins, at its end, and by the search that asks it to end."""
 _ENDED_BY_SLURM = {"TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "REVOKED"}

@@ -1,7 +1,4 @@
-"""Trials that run as child processes of this one, and end with this process.
-
-Each trial has a `Slot`: the CPUs, GPUs or hosts of one of the concurrent trials.
-"""
+"""Trials that run as child processes of this one, and end with this process."""
 
 from __future__ import annotations
 
