@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from matex_tf import arguments
-from matex_tf.deploy.kinds import KINDS
+from matex_tf.deploy.clusters import KINDS
 
 _ALLOWED_BEFORE_SCRIPT = {*KINDS, "is_module", "dry_run", "no_follow", "script", "help"}
 """Parameters of click that may precede the script although the job options follow it: `matex submit --slurm --dry-run

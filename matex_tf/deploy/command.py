@@ -7,54 +7,25 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import fields, replace
+from collections.abc import Callable, Iterable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import click
 
-from matex_tf.deploy import after_script, following, kubernetes, run_folder, slurm
-from matex_tf.deploy import job as jobs
+from matex_tf.deploy import after_script, following, run_folder
+from matex_tf.deploy.cluster import Cluster
+from matex_tf.deploy.clusters import BATCH_CLUSTERS, CLUSTERS, KINDS
 from matex_tf.deploy.job import Job, JobError
-from matex_tf.deploy.kinds import KINDS
 from matex_tf.deploy.kubectl import messages, mpijob
-from matex_tf.deploy.options import AnyOptions, Options, add_options, merge_options
-from matex_tf.deploy.queues import flux, lsf, pbs
+from matex_tf.deploy.kubernetes import KUBERNETES
+from matex_tf.deploy.options import Options, add_options, merge_options
 
 REFUSED, INTERRUPTED = 1, 130  # exit codes: the cluster refused, and Ctrl-C ended the command
-CLUSTERS: dict[str, Any] = {
-    "slurm": slurm,
-    "pbs": pbs.PbsScheduler(),
-    "lsf": lsf.LsfScheduler(),
-    "flux": flux.FluxScheduler(),
-    "kubernetes": kubernetes,
-}
-"""For each kind of cluster, a module or an object with its functions, such as `submit_job` and `follow_job`."""
-
 _PBS_JOB_ID = re.compile(r"\d+(\[\d*\])?\.[\w.-]+", re.ASCII)  # the number of a job, followed by the name of its server
 _STATE_COMMANDS = {"slurm": "scontrol", "pbs": "qstat", "lsf": "bjobs"}
 """For each scheduler with numeric job ids, a command that is installed where the scheduler is used (`find_job`)."""
-
-
-def find_own_command() -> str:
-    """The `matex` command of this Python installation, for nodes that share its file system."""
-    matex_path = shutil.which("matex", path=str(Path(sys.executable).parent))
-    return shlex.join([matex_path] if matex_path else [sys.executable, "-m", "matex_tf.launch.cli"])
-
-
-def fill_name_and_command(options: AnyOptions, target: Sequence[str]) -> AnyOptions:
-    """Complete `options`: an unset name is derived from `target`, an unset command is this installation's `matex`.
-
-    On Kubernetes an unset command stays: the image has an installation of its own. Characters of the name that cannot
-    be printed become "_". Raises ValueError if a job of Kubernetes has no image: only now the options are complete,
-    while those of one source, such as the user's file, need no image.
-    """
-    if isinstance(options, mpijob.Kubernetes) and not options.image:
-        raise ValueError("--kubernetes needs --image, of an image with matex_tf, TensorFlow, MPI, bash and sshd")
-    name = options.name or run_folder.name_target(target)
-    matex = options.matex or ("" if isinstance(options, mpijob.Kubernetes) else find_own_command())
-    return replace(options, name="".join(letter if letter.isprintable() else "_" for letter in name), matex=matex)
 
 
 def _add_cluster_flags(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -106,32 +77,28 @@ def submit_script(
         raise click.UsageError(f"{named_flags} do not go together: a job goes to one cluster")
     if not script:
         raise click.UsageError("no script is named. For example: matex submit --slurm --nodes 4 train.py")
-    kind, scheduler = KINDS[clusters[0]], CLUSTERS[clusters[0]]
+    cluster = CLUSTERS[clusters[0]]
     target = ["-m", *script] if is_module else [*script]
     set_values = {name: value for name, value in values.items() if value not in (None, ())}
-    _check_names(kind, set_values)
+    _check_names(cluster.kind, set_values)
     try:
-        options = fill_name_and_command(merge_options(kind, set_values, ranks), target)
+        options = merge_options(cluster.kind, set_values, ranks).complete(target)
     except (TypeError, ValueError) as error:
         raise click.UsageError(str(error)) from None
     if dry_run:
-        if scheduler is kubernetes:
-            text = kubernetes.format_job(options, target, mpijob.make_name(options.name))
-        else:
-            text = scheduler.format_job(options, target, str(run_folder.propose_folder(options.name)))
+        text = cluster.preview_job(options, target)
         following.Output().write_bytes(text.encode(errors="surrogateescape"))  # arguments may be no UTF-8
         return 0
-    # The script of a Kubernetes job may be in its image.
-    if scheduler is not kubernetes and not is_module and not os.path.isfile(script[0]):
+    if cluster.sees_files and not is_module and not os.path.isfile(script[0]):
         raise click.UsageError(f"there is no file {script[0]} in {os.getcwd()}")
 
     def submit_and_follow() -> int:
-        job = scheduler.submit_job(options, target)
+        job = cluster.submit_job(options, target)
         # Whether the folder of the run gets the records that `matex top` shows: a run of one rank has none, and in an
         # array each task has a folder of its own.
         is_recorded = options.ranks > 1 and not getattr(options, "array", "")
-        following.print_line(f"{scheduler.describe_job(job, options)} ({_suggest_commands(job, is_recorded)})")
-        return 0 if no_follow else _follow_job(scheduler, job)
+        following.print_line(f"{cluster.describe_job(job, options)} ({_suggest_commands(job, is_recorded)})")
+        return 0 if no_follow else _follow_job(cluster, job)
 
     return _run_action("submit", submit_and_follow)
 
@@ -156,8 +123,8 @@ def follow_job(job: str, namespace: str) -> int:
 
     JOB is the scheduler's id of the job, or the folder of its run. Ctrl-C leaves the job.
     """
-    scheduler, found_job = find_job(job, namespace)
-    return _run_action("follow", lambda: _follow_job(scheduler, found_job), job)
+    cluster, found_job = find_job(job, namespace)
+    return _run_action("follow", lambda: _follow_job(cluster, found_job), job)
 
 
 @click.command("cancel", short_help="End a job, or remove it from the queue.")
@@ -168,21 +135,20 @@ def cancel_job(job: str, namespace: str) -> int:
 
     JOB is the scheduler's id of the job, or the folder of its run.
     """
-    scheduler, found_job = find_job(job, namespace)
+    cluster, found_job = find_job(job, namespace)
 
     def end_job() -> int:
-        jobs.cancel_job(scheduler, found_job)
+        cluster.cancel_job(found_job)
         following.print_line(f"{found_job.id} is cancelled")
         return 0
 
     return _run_action("cancel", end_job, job)
 
 
-def find_job(job: str, namespace: str) -> tuple[Any, Job]:
-    """The functions of a job's cluster (`CLUSTERS`), and the job. The first of these that fits tells what `job` is:
+def find_job(job: str, namespace: str) -> tuple[Cluster[Any], Job]:
+    """The cluster of a job, and the job. The first of these that fits tells what `job` is:
 
-    1. The folder of a run: its note, `job.json`, names cluster and job. On Slurm the newest job of this folder is
-       found, because the user may have submitted its script again.
+    1. The folder of a run: its note, `job.json`, names cluster and job.
     2. The id of a job with a folder below `runs`, except for Kubernetes.
     3. An id of PBS, a number and the name of a server.
     4. A number: a job of the first scheduler whose command is installed, else of Slurm.
@@ -193,26 +159,26 @@ def find_job(job: str, namespace: str) -> tuple[Any, Job]:
     folder = Path(job)
     if job and folder.is_dir():
         try:
-            cluster, noted_job = run_folder.read_note(folder)
-            scheduler = CLUSTERS[cluster]
+            kind, noted_job = run_folder.read_note(folder)
+            return CLUSTERS[kind], CLUSTERS[kind].find_newest(noted_job)
         except (OSError, ValueError, KeyError, TypeError):
             raise click.UsageError(f"{job} is not the folder of a job that was submitted") from None
-        return scheduler, slurm.find_newest(noted_job) if scheduler is slurm else noted_job
-    noted_cluster = run_folder.find_cluster(job)
-    if noted_cluster and noted_cluster != "kubernetes":  # a Kubernetes job also needs its namespace
-        return CLUSTERS[noted_cluster], CLUSTERS[noted_cluster].find_job(job)
-    if _PBS_JOB_ID.fullmatch(job):
-        return CLUSTERS["pbs"], CLUSTERS["pbs"].find_job(job)
-    if job.isascii() and job.isdigit():
-        installed_clusters = (cluster for cluster, program in _STATE_COMMANDS.items() if shutil.which(program))
-        scheduler = CLUSTERS[next(installed_clusters, "slurm")]
-        try:
-            return scheduler, scheduler.find_job(job)
-        except JobError as error:
-            raise click.UsageError(str(error)) from None
-    if mpijob.is_name(job):
-        return kubernetes, Job(job, namespace=namespace)
-    raise click.UsageError(f"expected a job's number or name, or the folder of its run, as runs/train-1; given {job!r}")
+    kind = run_folder.find_cluster(job)
+    if kind not in BATCH_CLUSTERS:  # "": no run has this job; a Kubernetes job also needs its namespace
+        if _PBS_JOB_ID.fullmatch(job):
+            kind = "pbs"
+        elif job.isascii() and job.isdigit():
+            installed_kinds = (kind for kind, command in _STATE_COMMANDS.items() if shutil.which(command))
+            kind = next(installed_kinds, "slurm")
+        elif mpijob.is_name(job):
+            return KUBERNETES, Job(job, namespace=namespace)
+        else:
+            expected = "expected a job's number or name, or the folder of its run, as runs/train-1"
+            raise click.UsageError(f"{expected}; given {job!r}")
+    try:
+        return BATCH_CLUSTERS[kind], BATCH_CLUSTERS[kind].find_job(job)
+    except JobError as error:
+        raise click.UsageError(str(error)) from None
 
 
 def _suggest_commands(job: Job, is_recorded: bool = False) -> str:
@@ -224,9 +190,9 @@ def _suggest_commands(job: Job, is_recorded: bool = False) -> str:
     return f"follow: matex follow {job_arguments}; {watch_text}end: matex cancel {job_arguments}"
 
 
-def _follow_job(scheduler: Any, job: Job) -> int:
+def _follow_job(cluster: Cluster[Any], job: Job) -> int:
     try:
-        return scheduler.follow_job(job)
+        return cluster.follow_job(job)
     except KeyboardInterrupt:
         following.print_line(f"{job.id} goes on ({_suggest_commands(job)})")
         return INTERRUPTED

@@ -1,7 +1,4 @@
-"""Follow a job to its end: print one line for each change of its state, and copy its output.
-
-The modules of the clusters call `follow_job` with two functions: one queries the state, the other reads new output.
-"""
+"""Follow a job to its end: print one line for each change of its state, and copy its output."""
 
 from __future__ import annotations
 

@@ -68,19 +68,6 @@ def format_count(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def cancel_job(scheduler: Any, job: Job) -> None:
-    """End the job, or remove it from the queue.
-
-    scheduler: an object with the functions of the job's cluster, such as the module `slurm`.
-
-    Raises:
-        JobError: the job has already ended, or the cluster refuses.
-    """
-    if (state := scheduler.find_state(job)).phase in (ENDED, FORGOTTEN) and not state.holds_nodes:
-        raise JobError(f"{job.id} {state}: there is nothing to cancel")
-    scheduler.cancel_job(job)
-
-
 def run_scheduler(
     command: Sequence[str], advice: str, standard_input: str = "", **process_options: Any
 ) -> subprocess.CompletedProcess[str]:

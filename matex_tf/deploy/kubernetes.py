@@ -1,9 +1,4 @@
-"""Kubernetes jobs: submission, state, following and cancellation.
-
-An MPIJob (`kubectl.mpijob`) has worker pods, on which the ranks run, and a launcher pod, which runs `matex run`. A
-launcher that fails is replaced by another one, which resumes from the state on the volume. The volume also has the
-folder of the run, with a note of the job (`run_folder`).
-"""
+"""Kubernetes, as a `Cluster`: its command is kubectl. The folder of a run is on a volume, if the job has one."""
 
 from __future__ import annotations
 
@@ -16,6 +11,7 @@ from subprocess import CompletedProcess
 from typing import Any
 
 from matex_tf.deploy import following
+from matex_tf.deploy.cluster import Cluster
 from matex_tf.deploy.job import ENDED, FORGOTTEN, Job, JobError, State, UnreachableError, format_count, run_scheduler
 from matex_tf.deploy.kubectl import messages as kubectl_words
 from matex_tf.deploy.kubectl import states
@@ -25,23 +21,85 @@ from matex_tf.deploy.kubectl.mpijob import Kubernetes, format_job, make_name
 _ADVICE = "Install it (https://kubernetes.io/docs/tasks/tools) and let it reach the cluster: `kubectl get nodes`"
 
 
-def submit_job(options: Kubernetes, target: Sequence[str]) -> Job:
-    """Create the MPIJob. Returns once Kubernetes has accepted it.
+class KubernetesCluster(Cluster[Kubernetes]):
+    """Kubernetes with the MPI operator."""
 
-    Raises:
-        JobError: Kubernetes refused the job; no object remains.
-    """
-    name = make_name(options.name)
-    job = Job(name, options.name_folder(name), options.namespace)
-    try:
-        answer = _run_kubectl(job, "create", "-f", "-", standard_input=format_job(options, target, job.id))
+    kind = Kubernetes
+    sees_files = False
+
+    def preview_job(self, options: Kubernetes, target: Sequence[str]) -> str:
+        return format_job(options, target, make_name(options.name))
+
+    def submit_job(self, options: Kubernetes, target: Sequence[str]) -> Job:
+        name = make_name(options.name)
+        job = Job(name, options.name_folder(name), options.namespace)
+        try:
+            answer = _run_kubectl(job, "create", "-f", "-", standard_input=format_job(options, target, job.id))
+            if answer.returncode:
+                raise JobError(kubectl_words.explain_refusal(answer.stderr))
+        except BaseException:
+            # An interrupted or unanswered request may still have created the job.
+            _withdraw_job(job)
+            raise
+        return job
+
+    def find_state(self, job: Job) -> State:
+        return _read_job(job)[0]
+
+    def follow_job(self, job: Job, shows_output: bool = True) -> int:
+        """Copy the launchers' output until the job ends. Returns its exit code."""
+        with Logs(job.namespace) as logs:
+
+            def look_at_job() -> State:
+                state, pods, needless_jobs = _read_job(job)
+                for name in needless_jobs:
+                    _stop_launching(job, name)
+                logs.follow_pods(states.list_launchers(pods))
+                logs.last = state.phase in (ENDED, FORGOTTEN)  # then `read_more` returns all of the remaining output
+                return state
+
+            return following.follow_job(job, look_at_job, logs.read_more, shows_output)
+
+    def end_job(self, job: Job) -> None:
+        answer = _run_kubectl(job, "delete", "mpijobs.kubeflow.org", job.id, "--wait=false")
         if answer.returncode:
             raise JobError(kubectl_words.explain_refusal(answer.stderr))
-    except BaseException:
-        # An interrupted or unanswered request may still have created the job.
-        _withdraw_job(job)
-        raise
-    return job
+
+    def describe_job(self, job: Job, options: Kubernetes) -> str:
+        namespace_text = f" in namespace {job.namespace}" if job.namespace else ""
+        volume_text = "without --claim nothing is kept or recorded"
+        if options.claim:
+            volume_text = f"{job.folder} on volume {options.claim}"
+        size_text = f"{format_count(options.nodes, 'worker')}, {format_count(options.ranks, 'rank')}"
+        return f"MPIJob {job.id}{namespace_text}: a launcher and {size_text}; {volume_text}"
+
+    def find_records(self, job: Job) -> str:
+        """The folder with the job's records, for `matex top` and `matex report` on a machine that sees it.
+
+        Raises:
+            JobError: the job does not exist, has no records, or this machine does not see their folder.
+        """
+        mpijob = _get_object(job, "mpijobs.kubeflow.org", job.id)
+        if mpijob is None:
+            raise JobError(f"{job.id} {_describe_unknown(job)}")
+        folder = states.find_variable(mpijob, "MATEX_RECORD")
+        if not folder:
+            raise JobError(
+                f"nothing of {job.id} is recorded: that needs a volume, `matex submit --kubernetes --claim NAME`"
+            )
+        if os.path.isdir(os.path.dirname(folder)):
+            return folder
+        running_pods = [
+            pod["metadata"]["name"] for pod in states.list_launchers(_list_pods(job)) if states.is_running(pod)
+        ]
+        hint = ""
+        if running_pods:
+            command = _make_command(job, "exec", "-it", running_pods[-1], "--", "matex", "top", folder)
+            hint = f". Within its launcher it is seen: {shlex.join(command)}"
+        raise JobError(f"{job.id} is recorded in {folder} of its volume, which this machine does not see{hint}")
+
+
+KUBERNETES = KubernetesCluster()
 
 
 def _withdraw_job(job: Job) -> None:
@@ -81,16 +139,6 @@ def _list_pods(job: Job) -> list[dict[str, Any]]:
     return sorted(pod_list["items"], key=lambda pod: pod["metadata"].get("creationTimestamp", ""))
 
 
-def find_state(job: Job) -> State:
-    """The state of the job.
-
-    Raises:
-        JobError: Kubernetes refuses the request.
-        UnreachableError: the request failed, and a later one may succeed.
-    """
-    return _read_job(job)[0]
-
-
 def _read_job(job: Job) -> tuple[State, list[dict[str, Any]], list[str]]:
     """The job's state, its pods, and the names of launcher Jobs that would start launchers although the run is over."""
     mpijob = _get_object(job, "mpijobs.kubeflow.org", job.id)
@@ -100,67 +148,12 @@ def _read_job(job: Job) -> tuple[State, list[dict[str, Any]], list[str]]:
     return states.read_state(mpijob, pods), pods, states.list_needless(mpijob, pods)
 
 
-def find_records(job: Job) -> str:
-    """The folder with the job's records, for `matex top` and `matex report` on a machine that sees it.
-
-    Raises:
-        JobError: the job does not exist, has no records, or this machine does not see their folder.
-    """
-    mpijob = _get_object(job, "mpijobs.kubeflow.org", job.id)
-    if mpijob is None:
-        raise JobError(f"{job.id} {_describe_unknown(job)}")
-    folder = states.find_variable(mpijob, "MATEX_RECORD")
-    if not folder:
-        raise JobError(
-            f"nothing of {job.id} is recorded: that needs a volume, `matex submit --kubernetes --claim NAME`"
-        )
-    if os.path.isdir(os.path.dirname(folder)):
-        return folder
-    running_pods = [pod["metadata"]["name"] for pod in states.list_launchers(_list_pods(job)) if states.is_running(pod)]
-    hint = ""
-    if running_pods:
-        command = _make_command(job, "exec", "-it", running_pods[-1], "--", "matex", "top", folder)
-        hint = f". Within its launcher it is seen: {shlex.join(command)}"
-    raise JobError(f"{job.id} is recorded in {folder} of its volume, which this machine does not see{hint}")
-
-
 def _describe_unknown(job: Job) -> str:
     namespace_text = f" in namespace {job.namespace}" if job.namespace else ""
     return f"is not known to Kubernetes{namespace_text}, or no longer"
-
-
-def follow_job(job: Job, shows_output: bool = True) -> int:
-    """Copy the launchers' output until the job ends. Returns its exit code."""
-    with Logs(job.namespace) as logs:
-
-        def look_at_job() -> State:
-            state, pods, needless_jobs = _read_job(job)
-            for name in needless_jobs:
-                _stop_launching(job, name)
-            logs.follow_pods(states.list_launchers(pods))
-            logs.last = state.phase in (ENDED, FORGOTTEN)  # then `read_more` returns all of the remaining output
-            return state
-
-        return following.follow_job(job, look_at_job, logs.read_more, shows_output)
 
 
 def _stop_launching(job: Job, name: str) -> None:
     """Stop the launcher Job `name` from creating launchers. Workers are kept until its last launcher has ended."""
     with contextlib.suppress(UnreachableError):  # further launchers then start, and end at once (`kubectl.mpijob`)
         _run_kubectl(job, "patch", "jobs.batch", name, "-p", '{"spec":{"backoffLimit":0}}')
-
-
-def cancel_job(job: Job) -> None:
-    """End and remove a job that has not ended. Raises JobError."""
-    answer = _run_kubectl(job, "delete", "mpijobs.kubeflow.org", job.id, "--wait=false")
-    if answer.returncode:
-        raise JobError(kubectl_words.explain_refusal(answer.stderr))
-
-
-def describe_job(job: Job, options: Kubernetes) -> str:
-    namespace_text = f" in namespace {job.namespace}" if job.namespace else ""
-    volume_text = "without --claim nothing is kept or recorded"
-    if options.claim:
-        volume_text = f"{job.folder} on volume {options.claim}"
-    size_text = f"{format_count(options.nodes, 'worker')}, {format_count(options.ranks, 'rank')}"
-    return f"MPIJob {job.id}{namespace_text}: a launcher and {size_text}; {volume_text}"

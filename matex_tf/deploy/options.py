@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, replace
@@ -18,6 +19,7 @@ from typing import Any, ClassVar, TypeVar
 import click
 
 from matex_tf import arguments
+from matex_tf.deploy import run_folder
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -103,6 +105,15 @@ class Options:
         """The total number of ranks."""
         return self.nodes * self.ranks_per_node
 
+    def complete(self: AnyOptions, target: Sequence[str]) -> AnyOptions:
+        """A copy with a name, by default that of `target`, and a command, by default this installation's `matex`.
+
+        Characters of the name that cannot be printed become "_". Raises ValueError if an option is missing.
+        """
+        name = self.name or run_folder.name_target(target)
+        printable_name = "".join(letter if letter.isprintable() else "_" for letter in name)
+        return replace(self, name=printable_name, matex=self.matex or find_own_command())
+
     def add_variables(self: AnyOptions, variables: Mapping[str, str]) -> AnyOptions:
         """A copy that exports these environment variables before the run. Raises ValueError."""
         check_variables(variables)
@@ -115,6 +126,12 @@ class Options:
         command += ["--restarts", str(self.restarts)] if self.restarts else []
         command += ["-n", str(self.ranks), *options]
         return [*command, *(word for text in self.run for word in shlex.split(text)), *target]
+
+
+def find_own_command() -> str:
+    """The `matex` command of this Python installation, for nodes that share its file system."""
+    matex_path = shutil.which("matex", path=str(Path(sys.executable).parent))
+    return shlex.join([matex_path] if matex_path else [sys.executable, "-m", "matex_tf.launch.cli"])
 
 
 def _split_words(text: str) -> list[str]:

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from matex_tf import arguments
-from matex_tf.deploy import command, following, job, kubernetes, notebook, run_folder
+from matex_tf.deploy import following, notebook, run_folder
+from matex_tf.deploy.cluster import Cluster, check_cancellable
+from matex_tf.deploy.clusters import CLUSTERS, KINDS
 from matex_tf.deploy.job import ENDED, RUNNING, Job, State
-from matex_tf.deploy.kinds import KINDS
-from matex_tf.deploy.kubectl.mpijob import Kubernetes
 from matex_tf.deploy.options import NAME, Options, check_variables, distribute_ranks, merge_options
 from matex_tf.monitor import progress, recording
 
@@ -40,10 +40,12 @@ MAKERS = {kind.__name__: _make_cluster(kind) for kind in KINDS.values()}  # by t
 
 
 class Here:
-    """A run on this machine, with the functions of a cluster that `LaunchedRun` calls, such as `find_state`.
+    """A run on this machine, with the operations of a `Cluster` that `LaunchedRun` calls.
 
     variables: added to the environment of the run.
     """
+
+    sees_files = True
 
     def __init__(self, command_line: Sequence[str], folder: Path, variables: Mapping[str, str]):
         environment = {**os.environ, **variables, "MATEX_RECORD": str(folder.absolute())}
@@ -65,6 +67,7 @@ class Here:
         return following.follow_job(job, lambda: self.find_state(job), run_folder.make_reader(job.folder), shows_output)
 
     def cancel_job(self, job: Job) -> None:
+        check_cancellable(job, self.find_state(job))
         self._child.send_signal(signal.SIGTERM)
         self._child.wait()
 
@@ -72,9 +75,9 @@ class Here:
 class LaunchedRun:
     """A run that `launch` has started. `folder` has its records; "" for a Kubernetes job without a volume."""
 
-    def __init__(self, scheduler: Any, job: Job):
+    def __init__(self, cluster: Cluster[Any] | Here, job: Job):
         self.folder = os.path.abspath(job.folder) if job.folder else ""  # the program may change its current folder
-        self._scheduler, self._job = scheduler, replace(job, folder=self.folder)
+        self._cluster, self._job = cluster, replace(job, folder=self.folder)
 
     def __repr__(self) -> str:
         return f"<run {self._job.id}{f' in {self.folder}' if self.folder else ''}>"
@@ -97,8 +100,7 @@ class LaunchedRun:
 
         Raises UnreachableError if the scheduler does not answer.
         """
-        state: State = self._scheduler.find_state(self._job)
-        return state
+        return self._cluster.find_state(self._job)
 
     def state(self) -> str:
         """The state of the run, as text. Raises UnreachableError if the scheduler does not answer."""
@@ -114,17 +116,16 @@ class LaunchedRun:
             exit_code = self.wait()
             thread.join()  # the display then shows the end
         else:
-            exit_code = self._scheduler.follow_job(self._job)
+            exit_code = self._cluster.follow_job(self._job)
         return exit_code
 
     def wait(self) -> int:
         """Wait until the run has ended, and print only changes of its state. Returns its exit code."""
-        exit_code: int = self._scheduler.follow_job(self._job, shows_output=False)
-        return exit_code
+        return self._cluster.follow_job(self._job, shows_output=False)
 
     def cancel(self) -> None:
         """End the run, or remove it from the queue. Raises JobError, also if the run has already ended."""
-        job.cancel_job(self._scheduler, self._job)
+        self._cluster.cancel_job(self._job)
 
     def metrics(self) -> list[dict[str, float]]:
         """The logs of `fit`, one dict for each finished epoch; "epoch" is its number.
@@ -134,7 +135,7 @@ class LaunchedRun:
         """
         if not self.folder:
             raise RuntimeError(f"nothing of {self.id} is recorded: that needs a volume, matex_tf.Kubernetes(claim=...)")
-        if self._scheduler is kubernetes and not Path(self.folder).parent.is_dir():
+        if not self._cluster.sees_files and not Path(self.folder).parent.is_dir():
             raise RuntimeError(f"{self.id} is recorded in {self.folder} of its volume, which this machine does not see")
         try:
             run = recording.open_run(self.folder)
@@ -171,21 +172,20 @@ def launch(
     target = [os.fspath(script), *arguments.check_words("launch", "args", args)]
     if ranks is not None:
         arguments.check_whole_number("launch", "ranks", ranks)
-    # The pods of Kubernetes need not see the files of this machine: the script may be in their image.
-    if not isinstance(cluster, Kubernetes) and not os.path.isfile(target[0]):
+    kind = CLUSTERS[cluster.get_kind()] if isinstance(cluster, Options) else None
+    if not (kind and not kind.sees_files) and not os.path.isfile(target[0]):
         raise FileNotFoundError(f"there is no file {target[0]} in {os.getcwd()}")
     run_options, variables = _list_run_options(adapt, strategy, elastic, run), _check_variables(env)
     if cluster is None:
         if ranks is None:
             raise TypeError("launch: how many ranks? For example: matex_tf.launch('train.py', ranks=4)")
-        matex = command.find_own_command()
-        options = Options(ranks_per_node=ranks, restarts=restarts or 0, run=run_options, matex=matex)
+        options = Options(ranks_per_node=ranks, restarts=restarts or 0, run=run_options).complete(target)
         # The records of the run have to be in its folder; its state may be anywhere on this machine.
         check_variables(variables.keys() - {"MATEX_STATE"})
-        folder = run_folder.make_folder(run_folder.name_target(target))
+        folder = run_folder.make_folder(options.name)
         local_run = Here(options.make_command(target), folder, variables)
         return LaunchedRun(local_run, local_run.job)
-    if not isinstance(cluster, Options):
+    if kind is None:
         raise TypeError(
             f"launch: expected cluster to be matex_tf.Slurm(...) or another of {', '.join(MAKERS)}; given {cluster!r}"
         )
@@ -193,8 +193,7 @@ def launch(
         cluster = distribute_ranks(cluster, ranks)
     restarts = cluster.restarts if restarts is None else restarts
     cluster = replace(cluster, run=(*cluster.run, *run_options), restarts=restarts).add_variables(variables)
-    scheduler = command.CLUSTERS[cluster.get_kind()]
-    return LaunchedRun(scheduler, scheduler.submit_job(command.fill_name_and_command(cluster, target), target))
+    return LaunchedRun(kind, kind.submit_job(cluster.complete(target), target))
 
 
 def _list_run_options(adapt: bool | str, strategy: str, elastic: bool, run: str | Sequence[str]) -> list[str]:

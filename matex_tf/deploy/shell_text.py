@@ -1,7 +1,7 @@
 """The shell text of all job scripts: run a command, forward the warning of the time limit, record the exit code.
 
-The warning is the signal USR1, which the scheduler or a timer sends to the script shortly before the time limit. The
-ranks then save their state, the command ends with EX_TEMPFAIL (75), and the lines of `format_again` continue the run.
+The warning is the signal USR1, which the scheduler or a timer sends to the script shortly before the time limit. After
+the exit code EX_TEMPFAIL (75) the lines of `format_again` continue the run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The `matex` command and its subcommands. It never joins MPI itself."""
+"""The `matex` command and its subcommands."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from matex_tf.deploy import run_folder
 from matex_tf.launch import command_line, info, output_file, process, restarts, run_options
 from matex_tf.launch.hosts.places import Attempt, Places
 from matex_tf.launch.monitoring import event_log
-from matex_tf.launch.option_types import BYTES, make_count
-from matex_tf.launch.run_options import ADAPT, STRATEGY, Run, RunCommand
+from matex_tf.launch.option_types import make_count
+from matex_tf.launch.run_options import Run, RunCommand
 from matex_tf.version import __version__
 
 USAGE_ERROR = 2  # the exit code
@@ -85,37 +85,7 @@ def matex(ctx: click.Context) -> int:
 
 @matex.command(name="run", cls=RunCommand, short_help="Train SCRIPT.py on several ranks.")
 @click.option("-n", "ranks", type=make_count("ranks"), help="The number of ranks; also -np, --np and -c.")
-@click.option("--dry-run", is_flag=True, help="Print the command line of mpirun and run nothing.")
-@click.option("--check", is_flag=True, help="Run a few steps alone and on the ranks; compare losses, weights, files.")
-@click.option("--share", is_flag=True, help="With --check: use your own files if too large for a copy. Changes stay.")
-@click.option(
-    "--steps", type=make_count("steps"), help=f"With --check: the number of steps. Default: {run_options.CHECK_STEPS}."
-)
-@click.option("--explain", is_flag=True, help="Say whether each step is sharded, and if not, why.")
-@click.option(
-    "--strategy", type=STRATEGY, metavar="NAME",
-    help="Who updates the weights: auto, allreduce, sharded, servers:S, async or local:H.",
-)  # fmt: skip
-@click.option(
-    "--adapt", flag_value="on", is_flag=False, type=ADAPT, metavar="[=ranks]",
-    help="Give slower ranks fewer rows; the result stays the same. =ranks: also change the number of ranks.",
-)  # fmt: skip
-@click.option(
-    "--memory", type=BYTES, default=0.0,
-    help="The memory of a rank, as 16GiB, or here: larger slices are computed in parts.",
-)  # fmt: skip
-@click.option("--profile", is_flag=True, help="Print a table at the end: compute, waiting, communication.")
-@click.option("--record", default="", metavar="FOLDER", help="Record each rank there, for `matex top` and `report`.")
-@click.option("--live", is_flag=True, help="Show each rank below the output. Default of --record: runs/.")
-@click.option(
-    "--restarts", type=make_count("restarts"), metavar="TIMES",
-    help="Keep the state of the run. After a loss restart from it, at most TIMES times, on the remaining hosts.",
-)  # fmt: skip
-@click.option(
-    "--elastic", is_flag=True,
-    help="Continue without a lost rank. If that is impossible, restart, at most --restarts or "
-    f"{run_options.RESTARTS} times.",
-)  # fmt: skip
+@run_options.add_run_options
 @click.pass_context
 def run_script(ctx: click.Context, /, **_: Any) -> int:
     """Train SCRIPT.py, unchanged, data-parallel on RANKS ranks.
@@ -230,7 +200,7 @@ def _start_ranks(run: Run, report: Callable[[str], None]) -> int:
         return restarts.RestartedRun(
             places=places, restarts=run.restarts, shared_folder=shared_folder, report=report,
             may_choose=not run.strategy,
-            state=os.environ.get("MATEX_STATE") or restarts.name_state_folder(run.target),
+            state=os.environ.get("MATEX_STATE") or run_options.name_state_folder(run.target),
             make_command=lambda attempt: command_line.make_command_line(
                 run_options.change_ranks(run, attempt.ranks, attempt.options, attempt.strategy), places.mpirun
             ),

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
 
 import click
 
-from matex_tf.launch import info, mpirun_command, probe, restarts
-from matex_tf.launch.option_types import HERE
+from matex_tf.launch import info, mpirun_command, probe
 from matex_tf.launch.run_options import Run
 from matex_tf.world import missing_mpi, mpirun_options, placement
 
@@ -39,7 +37,7 @@ def make_command_line(run: Run, mpirun: mpirun_command.Mpirun | None = None) -> 
             f"is {mpirun.family or 'an unknown MPI'} {mpirun.version}. --restarts goes with any MPI"
         )
     environment = run.environment or os.environ
-    variables = _choose_variables(run, environment)
+    variables = run.list_settings(environment)
     # `choose_options` prefers the values of the environment. The options of the run prevail over them.
     environment = {name: value for name, value in environment.items() if name not in variables}
     options = mpirun_command.choose_options(
@@ -47,22 +45,3 @@ def make_command_line(run: Run, mpirun: mpirun_command.Mpirun | None = None) -> 
         environment=environment, settings=variables, by_memory=probe.has_memory_for(run.ranks, mpirun),
     )  # fmt: skip
     return mpirun_command.make_command(mpirun, options, sys.executable, run.target)
-
-
-def _choose_variables(run: Run, environment: Mapping[str, str]) -> dict[str, str]:
-    """The settings that the options of `run` stand for, as environment variables of the ranks."""
-    # HERE, the option `--memory here`: no bytes are passed on, and each rank measures the free memory of its host.
-    needs_microbatches = run.memory and "MATEX_MICROBATCH" not in environment
-    needs_state = run.restarts and not environment.get("MATEX_STATE")
-    variables = {
-        "MATEX_PROFILE": "1" if run.profile else "",
-        "MATEX_EXPLAIN": "1" if run.explain else "",
-        "MATEX_ELASTIC": "1" if run.elastic else "",
-        "MATEX_RECORD": os.path.abspath(run.record) if run.record else "",
-        "MATEX_STRATEGY": run.strategy,
-        "MATEX_ADAPT": run.adapt,
-        "MATEX_MICROBATCH": "auto" if needs_microbatches else "",
-        "MATEX_MEMORY": f"{run.memory:.0f}" if run.memory not in (0.0, HERE) else "",
-        "MATEX_STATE": restarts.name_state_folder(run.target) if needs_state else "",
-    }
-    return {name: value for name, value in variables.items() if value}

@@ -1,7 +1,4 @@
-"""The mpirun command line of a run, by pure functions of the MPI, the user's options and the cores.
-
-`launch.command_line` calls `choose_options`, then `make_command`. Open MPI, MPICH and Intel MPI have other options.
-"""
+"""The mpirun command line of a run, by pure functions. Open MPI, MPICH and Intel MPI have other options."""
 
 from __future__ import annotations
 

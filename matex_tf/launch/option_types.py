@@ -15,8 +15,7 @@ from matex_tf.costs import collectives
 
 MAX_RANKS = 1 << 20
 MAX_COUNT = 2**31 - 1  # MPI counts are 32-bit integers
-HERE = -1.0
-"""The size `here`: a rank's share of the free memory of this host, or of the limit of its container or job."""
+HERE = -1.0  # the size `here`: a rank's share of the free memory of this host, or of the limit of its container or job
 _TIME_UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "": 1}  # in seconds
 
 

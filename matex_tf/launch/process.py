@@ -1,8 +1,6 @@
 """Run mpirun for `matex run` as a shell would: mpirun owns the output and the terminal, and receives all signals.
 
-`run_to_end` is a run without restarts; `launch.restarts` calls `wait_for_ranks` for each start. Both call
-`wait_for_command`, which starts mpirun and passes signals on. mpirun's exit code 0 alone does not prove success: the
-ranks leave records in a proof folder, from which `run_end` tells how the run ended.
+`run_to_end` is a run without restarts; `launch.restarts` calls `wait_for_ranks` for each attempt.
 """
 
 from __future__ import annotations
@@ -36,10 +34,7 @@ _PREFIX = "matex_tf-run-"
 
 @contextlib.contextmanager
 def make_proof_folder(shared_folder: str | os.PathLike | None) -> Iterator[str]:
-    """Context with the proof folder: a private folder for the ranks' records, which MATEX_PROOF names.
-
-    It is in the folder `shared_folder` if ranks run on other hosts.
-    """
+    """Context with the proof folder, which MATEX_PROOF names; in `shared_folder` if ranks run on other hosts."""
     temp_folders.sweep_folders(_PREFIX, shared_folder, may_remove=shared_memory.remove_files)
     # Ranks that still end may write into the folder while it is removed. Then a later run sweeps it.
     with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=shared_folder, ignore_cleanup_errors=True) as folder:

@@ -1,14 +1,12 @@
 """`matex run --restarts`: start mpirun again after a loss, on the hosts that answer, and report the outcome.
 
-One start of mpirun is an attempt. `RestartedRun` makes attempts until `judge_end` finds no reason for another one. The
-ranks report their ends in records, files of the attempt's proof folder (`launch.process`, `runtime.rank_records`).
-docs/reliability.md defines when a run is lost, and docs/adapt.md when its ranks ask for a change (`Changes`): a restart
-with other hosts, ranks or strategy. `resilience.run_state` saves the state from which the next attempt resumes.
+`RestartedRun` makes attempts until `judge_end` finds no reason for another one. docs/reliability.md defines when a run
+is lost, and docs/adapt.md when its ranks ask for a change. `resilience.run_state` saves the state from which the next
+attempt resumes.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import signal
 import sys
@@ -27,7 +25,6 @@ from matex_tf.launch.hosts.watch import Watch
 from matex_tf.launch.run_end import RunEnd
 from matex_tf.world import child_process
 from matex_tf.world.exit_codes import EXIT_REQUEUE, EXIT_STALLED, EXIT_UNPROVED
-from matex_tf.world.mpirun_options import ALLOCATIONS
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds before a restart
 # The kinds of the end of an attempt. Only LOST and CHANGED lead to another attempt.
@@ -37,19 +34,9 @@ STOPPED = "stopped"  # asked to end by a batch system; the next run of the same 
 LOST = "lost"  # a rank or a host was lost
 INTERRUPTED = "interrupted"  # ended by a person
 CHANGED = "changed"  # the ranks left, to be restarted with a change (`--adapt=ranks`)
-_STATE_PREFIX = ".matex_tf-state-"
 # mpirun kills the ranks after SIGTERM, but forwards SIGUSR1 to them, and they save their state. So it gets SIGUSR1.
 _REPLACEMENTS: dict[int, int] = {signal.SIGTERM: signal.SIGUSR1}
-# The array index distinguishes the jobs that a batch system makes from one script; ALLOCATIONS are the job numbers.
-_ARRAY_VARIABLES = ("SLURM_ARRAY_TASK_ID", "PBS_ARRAY_INDEX", "PBS_ARRAYID", "LSB_JOBINDEX")
 _INTERRUPTS = {signal.SIGINT, signal.SIGQUIT, signal.SIGHUP}
-
-
-def name_state_folder(target: Sequence[str]) -> str:
-    """The folder for the state of a run of `target`: in the current folder, with the same name after a requeue."""
-    job_variables = [f"{name}={os.environ[name]}" for name in (*ALLOCATIONS, *_ARRAY_VARIABLES) if name in os.environ]
-    key = "\0".join([*target, *job_variables]).encode(errors="surrogateescape")  # for words that are no UTF-8
-    return os.path.abspath(_STATE_PREFIX + hashlib.sha256(key).hexdigest()[:12])
 
 
 def judge_end(code: int, end: RunEnd, has_changed: bool, received_signals: set[int]) -> str:

@@ -1,11 +1,9 @@
 """How a run has ended, from the records that its ranks wrote: whether it succeeded, and which error came first.
 
-mpirun's exit code is not enough: mpirun may return 0 although ranks were lost, and another code after a success. So
-`launch.process` and `launch.restarts` call `read_end` after mpirun has ended.
-
-A record (`runtime.rank_records.Record`) is what one process reports of itself: how far it came (`state`), the message
-of its error (`text`), whether the error is only the loss of another rank or host (`is_loss`), the exit code with which
-it aborts the run (`abort_code`), and a key that sorts the cause of all errors first (`order`).
+mpirun may return 0 although ranks were lost, and another code after a success. A record (`runtime.rank_records.Record`)
+is what one process reports of itself: how far it came (`state`), the message of its error (`text`), whether the error
+is only the loss of another rank or host (`is_loss`), the exit code with which it aborts the run (`abort_code`), and a
+key that sorts the cause of all errors first (`order`).
 """
 
 from __future__ import annotations

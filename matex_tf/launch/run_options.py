@@ -10,29 +10,50 @@ A strategy says how ranks train together. With `allreduce` every rank sums gradi
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shlex
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from typing import Any
 
 import click
 
 from matex_tf import arguments, settings
-from matex_tf.launch.option_types import Parsed
+from matex_tf.launch.option_types import BYTES, HERE, Parsed, make_count
 from matex_tf.ops import cache
 from matex_tf.world import mpirun_options
+from matex_tf.world.mpirun_options import ALLOCATIONS
 
 RANKS_OPTIONS = ("-n", "-np", "--np", "-c")
-CHECK_STEPS = 5  # the default of --steps
 RESTARTS = 3  # the default of --restarts with --elastic or --adapt=ranks
 _STRATEGY = "MATEX_STRATEGY"
+_STATE_PREFIX = ".matex_tf-state-"
+# The array index distinguishes the jobs that a batch system makes from one script; ALLOCATIONS are the job numbers.
+_ARRAY_VARIABLES = ("SLURM_ARRAY_TASK_ID", "PBS_ARRAY_INDEX", "PBS_ARRAYID", "LSB_JOBINDEX")
+
+
+STRATEGY = Parsed("value", settings.parse_strategy)
+ADAPT = Parsed("value", settings.parse_adapt)  # the type of `--adapt`, whose value is optional
+
+
+def _declare(default: Any, help_text: str, setting: str = "", purpose: str = "", **click_options: Any) -> Any:
+    """A field of `Run` that is an option of `matex run`.
+
+    Args:
+        setting: the variable by which the ranks get the value.
+        purpose: for the error message, if the option needs two ranks or more.
+        click_options: of the option, in addition to its name and help.
+    """
+    details = {"help": help_text, "is_flag": isinstance(default, bool), **click_options}
+    return field(default=default, metadata={"click": details, "setting": setting, "purpose": purpose})
 
 
 @dataclass(frozen=True)
 class Run:
-    """The request of `matex run`. The fields without a comment are its options of the same names; "" and 0: not given.
+    """The request of `matex run`; "" and 0: an option is not given.
 
     `environment` is the environment of mpirun, which is forwarded to other hosts; None: this process's own.
     """
@@ -40,33 +61,78 @@ class Run:
     ranks: int
     target: list[str]  # the script or "-m" and a module, with its arguments
     options: list[str] = field(default_factory=list)  # options of mpirun
-    dry_run: bool = False
-    check: bool = False
-    steps: int = CHECK_STEPS
-    share: bool = False
-    profile: bool = False
-    restarts: int = 0
-    elastic: bool = False
-    explain: bool = False
-    record: str = ""
-    live: bool = False
-    strategy: str = ""
-    adapt: str = ""
-    memory: float = 0.0
+    dry_run: bool = _declare(False, "Print the command line of mpirun and run nothing.")
+    check: bool = _declare(False, "Run a few steps alone and on the ranks; compare losses, weights, files.")
+    share: bool = _declare(False, "With --check: use your own files if too large for a copy. Changes stay.")
+    steps: int = _declare(5, "With --check: the number of steps. Default: 5.", type=make_count("steps"))
+    explain: bool = _declare(
+        False, "Say whether each step is sharded, and if not, why.", "MATEX_EXPLAIN", "tells what ranks share"
+    )
+    strategy: str = _declare(
+        "", "Who updates the weights: auto, allreduce, sharded, servers:S, async or local:H.", "MATEX_STRATEGY",
+        type=STRATEGY, metavar="NAME",
+    )  # fmt: skip
+    adapt: str = _declare(
+        "", "Give slower ranks fewer rows; the result stays the same. =ranks: also change the number of ranks.",
+        "MATEX_ADAPT", flag_value="on", type=ADAPT, metavar="[=ranks]",
+    )  # fmt: skip
+    memory: float = _declare(
+        0.0, "The memory of a rank, as 16GiB, or here: larger slices are computed in parts.", type=BYTES
+    )
+    profile: bool = _declare(
+        False, "Print a table at the end: compute, waiting, communication.", "MATEX_PROFILE",
+        "tells what ranks do together",
+    )  # fmt: skip
+    record: str = _declare(
+        "", "Record each rank there, for `matex top` and `report`.", purpose="tells what ranks use and wait for",
+        metavar="FOLDER",
+    )  # fmt: skip
+    live: bool = _declare(
+        False, "Show each rank below the output. Default of --record: runs/.",
+        purpose="shows what ranks use and wait for",
+    )  # fmt: skip
+    restarts: int = _declare(
+        0, "Keep the state of the run. After a loss restart from it, at most TIMES times, on the remaining hosts.",
+        type=make_count("restarts"), metavar="TIMES",
+    )  # fmt: skip
+    elastic: bool = _declare(
+        False, "Continue without a lost rank. If that is impossible, restart, at most --restarts or "
+        f"{RESTARTS} times.", "MATEX_ELASTIC", "goes on without a rank that is lost",
+    )  # fmt: skip
     environment: Mapping[str, str] | None = None
 
+    def list_settings(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """The settings that the options stand for, as environment variables of the ranks."""
+        values = {setting: getattr(self, name) for name, setting in _get_metadata("setting").items()}
+        variables = {name: "1" if value is True else value for name, value in values.items() if value}
+        if self.record:
+            variables["MATEX_RECORD"] = os.path.abspath(self.record)
+        if self.memory and "MATEX_MICROBATCH" not in environment:
+            variables["MATEX_MICROBATCH"] = "auto"
+        if self.memory not in (0.0, HERE):  # HERE: each rank measures the free memory of its host
+            variables["MATEX_MEMORY"] = f"{self.memory:.0f}"
+        if self.restarts and not environment.get("MATEX_STATE"):
+            variables["MATEX_STATE"] = name_state_folder(self.target)
+        return variables
 
-_PURPOSES = {
-    "profile": "tells what ranks do together",
-    "explain": "tells what ranks share",
-    "record": "tells what ranks use and wait for",
-    "live": "shows what ranks use and wait for",
-    "elastic": "goes on without a rank that is lost",
-}
-"""The options that need two ranks or more, each with its purpose for the error message."""
 
-STRATEGY = Parsed("value", settings.parse_strategy)
-ADAPT = Parsed("value", settings.parse_adapt)  # the type of `--adapt`, whose value is optional
+def _get_metadata(key: str) -> dict[str, Any]:
+    """For each option that has it, the detail `key` of `_declare`, by the name of the option."""
+    return {option.name: option.metadata[key] for option in fields(Run) if option.metadata.get(key)}
+
+
+def add_run_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of `Run` to a command of click. The value of an option that is not given is None."""
+    for name, details in reversed(_get_metadata("click").items()):
+        command = click.option(f"--{name.replace('_', '-')}", default=None, **details)(command)
+    return command
+
+
+def name_state_folder(target: Sequence[str]) -> str:
+    """The folder for the state of a run of `target`: in the current folder, with the same name after a requeue."""
+    job_variables = [f"{name}={os.environ[name]}" for name in (*ALLOCATIONS, *_ARRAY_VARIABLES) if name in os.environ]
+    key = "\0".join([*target, *job_variables]).encode(errors="surrogateescape")  # for words that are no UTF-8
+    return os.path.abspath(_STATE_PREFIX + hashlib.sha256(key).hexdigest()[:12])
 
 
 class RunCommand(click.Command):
@@ -131,36 +197,32 @@ def read_run(ctx: click.Context) -> Run:
         raise click.UsageError(
             "no script is named. For example: matex run -n 4 train.py, or matex run -n 4 -m package.module"
         )
-    adapt, check = _read_adapt(ctx.params["adapt"], target[0]), ctx.params["check"]
-    values = {**ctx.params, "adapt": "" if adapt == "off" else adapt}  # for the checks below, off is not given
-    if values["ranks"] is None and not check:
+    adapt = _read_adapt(ctx.params["adapt"], target[0])
+    given = {name: value for name, value in ctx.params.items() if value is not None} | {"adapt": adapt}
+    asked = given | {"adapt": "" if adapt == "off" else adapt}  # for the checks below, off is not given
+    if "ranks" not in given and "check" not in given:
         raise click.UsageError(f"how many ranks? For example: matex run -n 4 {shlex.join(target)}")
-    ranks = values["ranks"] or 2
-    if values["steps"] is not None and not check:
+    default_restarts = RESTARTS if adapt == "ranks" or "elastic" in given else 0
+    run = Run(**{"ranks": 2, "restarts": default_restarts} | given, target=target, options=options)
+    if "steps" in given and not run.check:
         raise click.UsageError("--steps goes with --check: how many steps of the two runs are compared")
-    if values["share"] and not check:
+    if run.share and not run.check:
         raise click.UsageError("--share goes with --check: whether its runs may use what is too large for a copy")
-    for name in ("restarts", "adapt", *_PURPOSES):
-        if values[name] and check:
+    purposes = _get_metadata("purpose")
+    for name in ("restarts", "adapt", *purposes):
+        if run.check and asked.get(name):
             raise click.UsageError(f"--{name} and --check do not go together: what is checked is a few first steps")
-    for name, purpose in _PURPOSES.items():
-        if values[name] and ranks == 1:
+    for name, purpose in purposes.items():
+        if asked.get(name) and run.ranks == 1:
             raise click.UsageError(f"--{name} {purpose}: -n expects 2 or more")
-    if adapt == "on" and ranks == 1:
+    if adapt == "on" and run.ranks == 1:
         raise click.UsageError("--adapt shares rows out by the speed of ranks: -n expects 2 or more")
-    if adapt == "ranks" and values["elastic"]:
+    if adapt == "ranks" and run.elastic:
         raise click.UsageError(
             "--adapt=ranks and --elastic do not go together: ranks that go on without a lost one are not started again"
         )
-    strategy = values["strategy"] or ""
-    _check_strategy(strategy, ranks, bool(values["adapt"]), check)
-    default_restarts = RESTARTS if values["elastic"] or adapt == "ranks" else 0
-    return Run(
-        **values | {
-            "ranks": ranks, "target": target, "options": options, "strategy": strategy, "adapt": adapt,
-            "restarts": values["restarts"] or default_restarts, "steps": values["steps"] or CHECK_STEPS,
-        }
-    )  # fmt: skip
+    _check_strategy(run.strategy, run.ranks, bool(asked["adapt"]), run.check)
+    return run
 
 
 def _read_adapt(adapt_option: str | None, first_target_word: str) -> str:

@@ -27,8 +27,7 @@ from matex_tf.tune.space_file import SpaceError
 from matex_tf.tune.trials.slots import HostsError
 from matex_tf.tune.trials.trial import DONE
 
-FAILED = 1
-"""The exit code of an error."""
+FAILED = 1  # the exit code of an error
 _COUNT = click.IntRange(min=1)
 
 

@@ -22,12 +22,9 @@ from matex_tf.tune.objective import Point
 from matex_tf.tune.space import Config
 from matex_tf.tune.trials.trial import Outcome
 
-VERSION = 3
-"""The version of the tables."""
-RUNNING = "running"
-"""The state of a trial without a result."""
-_PATIENCE = 30.0
-"""Seconds to wait for concurrent writers."""
+VERSION = 3  # the version of the tables
+RUNNING = "running"  # the state of a trial without a result
+_PATIENCE = 30.0  # seconds to wait for concurrent writers
 # Three columns are JSON. search: the fields of `Search` without its id. task: the `FEATURES`. record: the fields of
 # `Record`.
 _TABLES = f"""
@@ -55,30 +52,22 @@ class Search:
 
     id: int
     folder: str
-    target: list[str]
-    """The script and its arguments."""
-    space: str
-    """The text of the space file."""
-    settings: dict[str, Any]
-    """The fields of `settings.Settings`."""
-    objective: str
-    """The line of `setup.describe_objective`."""
-    began: float
-    """The start of the search, in seconds since 1970."""
+    target: list[str]  # the script and its arguments
+    space: str  # the text of the space file
+    settings: dict[str, Any]  # the fields of `settings.Settings`
+    objective: str  # the line of `setup.describe_objective`
+    began: float  # the start of the search, in seconds since 1970
 
 
 @dataclass(frozen=True)
 class Record(Outcome):
     """The record of a trial: its configuration, and its outcome as far as it is known."""
 
-    number: int
-    """From 1, in the order of the first starts."""
+    number: int  # from 1, in the order of the first starts
     config: Config
-    origin: str
-    """The source of the configuration: `proposals.ENGINE` or `proposals.WARM`."""
+    origin: str  # the source of the configuration: `proposals.ENGINE` or `proposals.WARM`
     state: str = field(default=RUNNING, kw_only=True)
-    rungs: tuple[float, ...] = ()
-    """The objective at each rung, a number of epochs after which trials pause, that the trial has reached."""
+    rungs: tuple[float, ...] = ()  # the objective at each rung that the trial has reached
 
 
 def find_default_path() -> Path:

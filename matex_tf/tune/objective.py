@@ -15,8 +15,7 @@ from matex_tf import arguments
 class Point:
     """The value of the objective after an epoch, after a call of `matex_tf.report`, or in a printed line."""
 
-    epoch: int
-    """From 1; the number of the report or of the line, if they name no epoch."""
+    epoch: int  # from 1; the number of the report or of the line, if they name no epoch
     value: float
 
 
@@ -26,10 +25,8 @@ class Objective:
 
     name: str = "val_loss"
     maximize: bool = False
-    regex: str = ""
-    """Matches printed values; "": the value is logged under its name."""
-    take: str = "last"
-    """The epoch whose value is the trial's result: last or best."""
+    regex: str = ""  # matches printed values; "": the value is logged under its name
+    take: str = "last"  # the epoch whose value is the trial's result: last or best
 
     def compute_cost(self, value: float) -> float:
         """The value to be minimized."""

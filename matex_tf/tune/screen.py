@@ -67,7 +67,7 @@ class Screen:
             self._live.update(self.draw_table(self._console.height), refresh=True)
 
     def show_end(self, record: Record, best: Record | None) -> None:
-        """A trial has ended, or has paused at a rung, a number of epochs after which only the best trials continue."""
+        """A trial has ended, or has paused at a rung."""
         self._ended.pop(record.number, None)  # a trial that was paused moves to the end
         self._ended[record.number] = record
         self._best = best

@@ -1,11 +1,6 @@
 """The search: starts trials in free slots, polls them, records their outcomes, and asks the engine for configurations.
 
-The engine is the search method, such as random search; it proposes configurations and learns their costs. A trial is
-one run of the script with a configuration, a value for each parameter. A slot is the resources of one of the concurrent
-trials. Rungs are numbers of epochs after which trials pause, and the best are promoted: they continue.
-
-`setup.run_search` makes a `SearchLoop` and calls `run_trials`. All records are in the database, so that a killed search
-can continue: trials that have not ended are started again.
+All records are in the database, so that a killed search can continue: trials that have not ended are started again.
 """
 
 from __future__ import annotations
@@ -30,13 +25,12 @@ from matex_tf.tune.space_file import SpaceError, Specification
 from matex_tf.tune.starter import RunningTrial, Starter, get_trial_folder
 from matex_tf.tune.trials.job_trial import Jobs, forget_job, has_job
 from matex_tf.tune.trials.process_trial import Processes
-from matex_tf.tune.trials.trial import DONE, OUTPUT, PAUSED, STOPPED, Outcome, Slot, Trial, hold_folder
+from matex_tf.tune.trials.trial import OUTPUT, PAUSED, STOPPED, Outcome, Slot, Trial, hold_folder
 from matex_tf.world import file_locks
 
 POLL_INTERVAL = 0.05  # seconds
 RETRY_INTERVAL = 30.0  # seconds until a scheduler that gave no answer is asked again
-MAX_EQUAL_FAILURES = 3
-"""The search ends after this number of trials, if all of them have failed in the same way."""
+MAX_EQUAL_FAILURES = 3  # the search ends after this number of trials, if all of them have failed in the same way
 
 
 class SearchError(RuntimeError):
@@ -64,7 +58,8 @@ class SearchLoop:
         """The reason why the search is to end early, set by the signal handler of `setup`; "": it goes on."""
         self._database, self._search, self._settings, self._spec = database, search, settings, spec
         self._slots, self._proposals, self._screen = slots, proposals, screen
-        self._starter = Starter(search, settings, spec, backend, screen.print_line)
+        self._rungs = rungs.Rungs(settings.rungs, spec.objective)
+        self._starter = Starter(search, settings, spec, backend, self._rungs, screen.print_line)
         self._poll_interval = POLL_INTERVAL if settings.slurm is None else following.LOOK_EACH  # seconds
         self._trial_count = settings.trials  # including trials of earlier processes of this search
         self._no_start_before = 0.0  # by the monotonic clock; inf: the scheduler is full, wait until a trial ends
@@ -74,7 +69,7 @@ class SearchLoop:
         self._to_start: list[Record] = []  # recorded trials that are to be started again
         self._unreported: list[Record] = []  # trials whose costs the engine does not know yet
         self._ended_records: list[Record] = []  # of trials that this process has started
-        self._knows_task = False  # whether a trial has reported the task: sizes and loss of its model and data
+        self._knows_task = False  # whether a trial has reported the task
 
     def run_trials(self) -> Record | None:
         """Run the trials. Returns the record of the best one; None if no trial has a value.
@@ -194,15 +189,8 @@ class SearchLoop:
         return self._database.add_trial(self._search.id, *proposal) if proposal else None
 
     def _choose_promoted(self) -> Record | None:
-        """The paused trial to continue: one in the best third at its rung. At the end of the search, if no trial is
-        complete, the best paused one, so that one trial trains for all of its epochs.
-        """
-        records, objective = self._records.values(), self._spec.objective
-        chosen_record = rungs.choose_promoted(records, objective)
-        is_end = not self._running and not self._to_start and len(records) >= self._trial_count
-        if chosen_record is None and is_end and all(record.state != DONE for record in records):
-            chosen_record = rungs.choose_best_paused(records, objective)
-        return chosen_record
+        is_end = not self._running and not self._to_start and len(self._records) >= self._trial_count
+        return self._rungs.choose_promoted(self._records.values(), is_end)
 
     # Ends
 
@@ -230,7 +218,7 @@ class SearchLoop:
     def _end_trial(self, running_trial: RunningTrial, outcome: Outcome) -> None:
         """Record the outcome of a trial that is complete, has failed, or pauses at a rung. It is not STOPPED."""
         record = self._starter.end_trial(running_trial, outcome)
-        # Without a value the rung cannot judge it. The starter has removed the rungs: the trial continues at once.
+        # Without a value the rung cannot judge it. The starter has given the rungs up: the trial continues at once.
         if record.state == PAUSED and record.value is None:
             forget_job(self._get_folder(record))
             self._to_start.append(replace(record, state=RUNNING))

@@ -1,4 +1,4 @@
-"""The options of a search for hyperparameters (`matex tune`), which all of its parts read."""
+"""The options of a search."""
 
 from __future__ import annotations
 
@@ -20,19 +20,13 @@ class Settings:
     ranks: int = 1
     engine: str = "random"
     seed: int = 0
-    limit: float = 0.0
-    """Seconds of a trial, one run of the script; 0: no limit."""
-    run: tuple[str, ...] = ()
-    """Texts with further options of `matex run`."""
+    limit: float = 0.0  # seconds of a trial, one run of the script; 0: no limit
+    run: tuple[str, ...] = ()  # texts with further options of `matex run`
     warm_start: bool = True
-    source: str = ""
-    """The folder in which the user runs the script."""
-    name: str = "search"
-    """The name of the space file."""
+    source: str = ""  # the folder in which the user runs the script
+    name: str = "search"  # the name of the space file
     rungs: tuple[int, ...] = ()
-    """Numbers of epochs after which trials pause; the best third continues."""
-    slurm: dict[str, Any] | None = None
-    """The options of trials that are jobs; None: trials run on this machine."""
+    slurm: dict[str, Any] | None = None  # the options of trials that are jobs; None: trials run on this machine
 
     def __post_init__(self) -> None:
         Options(run=self.run)  # raises ValueError for options that trials set themselves

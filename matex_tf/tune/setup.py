@@ -1,9 +1,7 @@
 """Creates, opens, changes and runs a search, for the command line and for Python.
 
-A search trains a script several times, as trials, each with other values of its parameters. The space file names the
-parameters, their ranges, and the objective; an engine proposes the values. `create_search` writes a new search into the
-database and its folder. `run_search` runs the remaining trials of the search in a folder. To resume a search is to call
-`run_search` again.
+`create_search` writes a new search into the database and its folder. `run_search` runs the remaining trials of the
+search in a folder. To resume a search is to call `run_search` again.
 """
 
 from __future__ import annotations
@@ -21,10 +19,9 @@ from types import FrameType
 from typing import Any
 
 from matex_tf.deploy import run_folder
-from matex_tf.deploy.command import fill_name_and_command, find_own_command
-from matex_tf.deploy.options import format_options
+from matex_tf.deploy.options import find_own_command, format_options
 from matex_tf.deploy.sbatch.job_script import Slurm
-from matex_tf.deploy.slurm import check_commands
+from matex_tf.deploy.slurm import SLURM
 from matex_tf.thread_flag import is_main_thread
 from matex_tf.tune import changes, space_file
 from matex_tf.tune.database import RUNNING, Database, DatabaseError, Record, Search, VersionError, find_default_path
@@ -42,8 +39,7 @@ from matex_tf.tune.trials.process_trial import Processes
 from matex_tf.tune.trials.trial import FAILED, PLACE
 from matex_tf.world import child_process
 
-NOTE = "search.json"
-"""The file of a search's folder that names the database and the search's row."""
+NOTE = "search.json"  # the file of a search's folder that names the database and the search's row
 # The signals that end a search, with their names in messages and in `SearchLoop.stop`.
 _ENDING_SIGNALS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP"}
 
@@ -52,23 +48,16 @@ _ENDING_SIGNALS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SI
 class SearchResult:
     """The result of a search, for the report of `matex tune` and as the result of `matex_tf.tune`."""
 
-    best: Record | None
-    """The best trial; None if no trial has a value."""
-    objective: str
-    """Its name, such as val_loss."""
-    trials: int
-    """The number of ended trials."""
+    best: Record | None  # the best trial; None if no trial has a value
+    objective: str  # its name, such as val_loss
+    trials: int  # the number of ended trials
     seconds: float
     database: str
     folder: str
-    command: str
-    """The command line that trains as the best trial did."""
-    files: tuple[str, ...]
-    """The best trial's versions of the files with placeholders, such as {{lr}}, for values."""
-    stopped: str = ""
-    """The signal that has stopped the search, in words; "" if it is complete."""
-    code: int = 0
-    """The exit code of `matex tune`."""
+    command: str  # the command line that trains as the best trial did
+    files: tuple[str, ...]  # the best trial's versions of the files with placeholders, such as {{lr}}, for values
+    stopped: str = ""  # the signal that has stopped the search, in words; "" if it is complete
+    code: int = 0  # the exit code of `matex tune`
 
 
 class NoSearchError(ValueError):
@@ -86,7 +75,7 @@ def create_search(target: Sequence[str], space: str, settings: Settings, databas
     engine.load_engine(settings.engine)  # raises if its library is missing
     settings.make_slots()
     if settings.slurm is not None:
-        check_commands()
+        SLURM.check_commands()
     database_path = Path(database) if database else find_default_path()
     is_new_folder = not folder or not Path(folder).exists()
     search_folder = _make_folder(target, folder)
@@ -243,7 +232,7 @@ def _make_backend(search: Search, settings: Settings, say: Callable[..., None]) 
     if settings.slurm is None:
         return Processes(shlex.split(matex_command), settings.ranks, settings.options)
     job = Slurm(**{**settings.slurm, "matex": settings.slurm["matex"] or matex_command})
-    return Jobs(fill_name_and_command(job, search.target), Path(settings.source), settings.parallel, say)
+    return Jobs(job.complete(search.target), Path(settings.source), settings.parallel, say)
 
 
 def _find_changed_file(search: Search, settings: Settings) -> str:

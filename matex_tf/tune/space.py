@@ -19,8 +19,7 @@ Config = dict[str, Value]
 Condition = tuple[tuple[str, tuple[str, ...]], ...]
 """Other parameters and their allowed values, such as (("optimizer", ("sgd", "adam")),). All must hold; (): always."""
 
-ON, OFF = "on", "off"
-"""The values of a flag: present on the command line, or absent."""
+ON, OFF = "on", "off"  # the values of a flag: present on the command line, or absent
 _DIGITS = 4  # decimal digits of a value, relative to the range
 _MOST_LISTED = 10_000  # the most values of a parameter, or configurations, that are listed
 

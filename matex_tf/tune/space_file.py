@@ -46,8 +46,7 @@ class Specification:
 
     space: Space
     objective: Objective
-    files: tuple[str, ...] = ()
-    """Files with placeholders."""
+    files: tuple[str, ...] = ()  # files with placeholders
     texts: Mapping[str, str] = field(default_factory=dict, compare=False)
     """For messages about changes: the text of the file for each parameter."""
     part_texts: Mapping[str, str] = field(default_factory=dict, compare=False)

@@ -1,8 +1,4 @@
-"""Starts trials for `search.SearchLoop`: makes a trial's folder, starts its command, makes its record at the end.
-
-A trial runs the user's command in a mirror of the user's folder: copies of small files, and links to large ones. Rungs
-are numbers of epochs after which trials pause; only the best are started again and continue.
-"""
+"""Starts trials for `search.SearchLoop`: makes a trial's folder, starts its command, makes its record at the end."""
 
 from __future__ import annotations
 
@@ -13,6 +9,7 @@ from pathlib import Path
 
 from matex_tf.files.mirror import Mirror, make_mirror_command, mirror_folder
 from matex_tf.tune.database import Record, Search
+from matex_tf.tune.rungs import Rungs
 from matex_tf.tune.settings import Settings
 from matex_tf.tune.space_file import Specification
 from matex_tf.tune.trials import place
@@ -53,12 +50,12 @@ class Starter:
     """
 
     def __init__(
-        self, search: Search, settings: Settings, spec: Specification, backend: Processes | Jobs,
+        self, search: Search, settings: Settings, spec: Specification, backend: Processes | Jobs, rungs: Rungs,
         say: Callable[..., None],
     ):  # fmt: skip
-        self._search, self._spec, self._backend, self._say = search, spec, backend, say
+        self._search, self._spec, self._backend, self._rungs, self._say = search, spec, backend, rungs, say
         self._source = Path(settings.source)  # the folder in which the user runs the script; each trial has a copy
-        self._limit, self._rungs = settings.limit, settings.rungs
+        self._limit = settings.limit
 
     def start_trial(self, record: Record, slot: Slot) -> RunningTrial:
         """Start a trial; with rungs it continues from its saved state, if there is one.
@@ -68,11 +65,7 @@ class Starter:
         folder = get_trial_folder(Path(self._search.folder), record.number)
         folder.mkdir(exist_ok=True)
         limit = max(self._limit - record.seconds, 1e-3) if self._limit else 0.0  # the rest of its time; 0: no limit
-        pause: int | None = None  # without rungs the trial saves no state (`Rules.pause`)
-        if self._rungs:
-            next_rungs = self._rungs[len(record.rungs) :]
-            pause = next_rungs[0] if next_rungs else 0  # 0: after all rungs it only saves its state
-        rules = Rules(self._spec.objective, limit, pause)
+        rules = Rules(self._spec.objective, limit, self._rungs.find_next(record), self._rungs.saves_states)
         trial = self._backend.find_trial(folder, rules)  # the job of a killed search; None: start the trial
         with hold_folder(folder):  # processes of a killed search may still run
             if not trial and not (folder / STATE).is_dir():  # without saved states, remove an earlier attempt
@@ -97,7 +90,7 @@ class Starter:
     def end_trial(self, running_trial: RunningTrial, outcome: Outcome) -> Record:
         """Make the record of a trial that has ended or reached a rung, and clean its folder.
 
-        If a trial has paused without a value, the rungs are removed, so that further trials do not pause.
+        If a trial has paused without a value, further trials do not pause.
         """
         trial, number = running_trial.trial, running_trial.record.number
         place.clean_folder(trial.folder / PLACE, running_trial.mirror)
@@ -115,14 +108,14 @@ class Starter:
             elif trial.has_reached_rung:  # but it has not paused there
                 self._say(f"{prefix}: the state of its fit could not be saved ({trial.folder / OUTPUT})", "not kept")
         if outcome.state == PAUSED and not outcome.curve:  # the objective is known at the end of a trial only
-            self._rungs = (0,)  # so that `pause` is 0 in `start_trial`: trials save their state, but do not pause
+            self._rungs.give_up()
             reason = f"after {trial.rules.pause} epochs there is nothing to judge them by"
             self._say(f"trials run to their ends, as {reason}. {outcome.why}", "no rungs")
         record = running_trial.record
         # A record has the objective at each rung. By it the search chooses the trials that continue.
         has_reached_rung = outcome.state == PAUSED and outcome.value is not None
-        rungs = (*record.rungs, outcome.value) if has_reached_rung else record.rungs
-        return replace(record, **{**vars(outcome), "seconds": record.seconds + outcome.seconds, "rungs": rungs})
+        values = (*record.rungs, outcome.value) if has_reached_rung else record.rungs
+        return replace(record, **{**vars(outcome), "seconds": record.seconds + outcome.seconds, "rungs": values})
 
 
 def get_trial_folder(search: Path, number: int) -> Path:

@@ -71,7 +71,7 @@ def test_options_that_do_not_go_together(words, said, capsys):
 def test_each_task_has_a_folder_of_its_own(fakes, tmp_path):
     fakes.add("sbatch", "echo 12")
     fakes.add("matex", 'echo "task $SLURM_ARRAY_TASK_ID keeps $MATEX_STATE"; exit $SLURM_ARRAY_TASK_ID')
-    job = slurm.submit_job(slurm.Slurm(name="a", array="3,5", matex="matex"), ["a.py"])
+    job = slurm.SLURM.submit_job(slurm.Slurm(name="a", array="3,5", matex="matex"), ["a.py"])
     (call,) = [call for call in fakes.calls if call.startswith("sbatch")]
     assert "--array=3,5" in call and "--output=runs/a-1/task-%a/output" in call
     for number in (3, 5):
@@ -96,9 +96,9 @@ def test_a_job_after_one_that_is_not_there_is_refused(fakes, dependency):
     fakes.add("scontrol", known)
     fakes.add("sbatch", "echo 13")
     with pytest.raises(JobError, match="Slurm knows no job 12, or no longer"):
-        slurm.submit_job(slurm.Slurm(name="a", dependency=dependency), ["a.py"])
+        slurm.SLURM.submit_job(slurm.Slurm(name="a", dependency=dependency), ["a.py"])
     assert not any(call.startswith("sbatch") for call in fakes.calls) and not os.path.exists("runs")
-    assert slurm.submit_job(slurm.Slurm(name="a", dependency="after:11+12,singleton"), ["a.py"]).id == "13"
+    assert slurm.SLURM.submit_job(slurm.Slurm(name="a", dependency="after:11+12,singleton"), ["a.py"]).id == "13"
 
 
 def shown(task, state, code="0:0", nodes="h1"):
@@ -127,12 +127,12 @@ def test_where_an_array_is(fakes, tmp_path, tasks, phase, words, code):
     (tmp_path / "run" / "task-2" / "exit-code").write_text("5\n")
     (tmp_path / "said").write_text("\n".join(tasks))
     fakes.add("scontrol", f'[ "$SLURM_BITSTR_LEN" = 0 ] && cat {tmp_path}/said')  # else 0-1,3,7,18 may be 0-1,3,7,1...
-    found = slurm.find_state(Job("12", str(tmp_path / "run")))
+    found = slurm.SLURM.find_state(Job("12", str(tmp_path / "run")))
     assert found.phase == phase and found.code == code and all(word in found.words for word in words), found
-    unseen = slurm.find_state(Job("12", "/not/seen/here"))
+    unseen = slurm.SLURM.find_state(Job("12", "/not/seen/here"))
     assert unseen.phase == phase and (unseen.code == code or len(tasks) == 1)
     fakes.add("scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
-    assert slurm.find_state(Job("12", str(tmp_path / "run"))).code == EXIT_UNKNOWN
+    assert slurm.SLURM.find_state(Job("12", str(tmp_path / "run"))).code == EXIT_UNKNOWN
 
 
 @pytest.mark.parametrize("task", ["task-4294967294", "task-2", "task-%a"])
@@ -143,9 +143,9 @@ def test_an_array_is_found_by_its_number_from_any_folder(fakes, tmp_path, task):
     for text, folder in ((array, tmp_path / "task-1"), (array.replace("Array", ""), tmp_path / "task-1" / task)):
         (tmp_path / "said").write_text(text)
         fakes.add("scontrol", f"cat {tmp_path}/said")
-        assert slurm.find_job("12").folder == str(folder)
+        assert slurm.SLURM.find_job("12").folder == str(folder)
     (tmp_path / "said").write_text(array)
-    assert slurm.find_job("10").folder == str(tmp_path / "task-1" / task), "of task 0 only"
+    assert slurm.SLURM.find_job("10").folder == str(tmp_path / "task-1" / task), "of task 0 only"
 
 
 def test_the_output_of_tasks_is_told_apart(tmp_path):
@@ -167,11 +167,11 @@ def test_the_output_of_tasks_is_told_apart(tmp_path):
 
 def test_srun_starts_the_ranks_where_there_is_no_mpirun():
     asked = slurm.Slurm(name="a", nodes=2, ranks_per_node=3, launcher="srun", matex="/opt/tf/bin/matex")
-    text = slurm.format_job(asked, ["a.py", "--lr", "1"], "runs/a-1")
+    text = slurm.SLURM.format_job(asked, ["a.py", "--lr", "1"], "runs/a-1")
     step = "srun --mpi=pmix --nodes=2 --ntasks=6 --kill-on-bad-exit=1 --ntasks-per-node=3"
     assert (
         f"{step} --cpu-bind=none /opt/tf/bin/python -m matex_tf a.py --lr 1 & child=$!" in text
         and "matex run" not in text
     )
-    text = slurm.format_job(dataclasses.replace(asked, cpus=4), ["a.py"], "runs/a-1")
+    text = slurm.SLURM.format_job(dataclasses.replace(asked, cpus=4), ["a.py"], "runs/a-1")
     assert f"{step} --cpus-per-task=4 /opt/tf/bin/python -m matex_tf a.py & child=$!" in text

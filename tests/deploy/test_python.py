@@ -17,8 +17,8 @@ import yaml
 from fake_commands import Fakes
 
 import matex_tf
-from matex_tf.deploy import command, following, job, notebook, python
-from matex_tf.deploy.kinds import KINDS
+from matex_tf.deploy import following, job, notebook, options, python, slurm
+from matex_tf.deploy.clusters import KINDS
 
 pytestmark = pytest.mark.waits
 
@@ -66,7 +66,7 @@ def tell_words(path):
 
 
 def test_a_run_here_gets_the_options_of_matex_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(command, "find_own_command", lambda: tell_words(tmp_path / "matex"))
+    monkeypatch.setattr(options, "find_own_command", lambda: tell_words(tmp_path / "matex"))
     assert matex_tf.launch("train.py", [9, "a b"], ranks=4, env={"VALUE": VALUE}, **CHOSEN).wait() == 0
     told = Path("told").read_text().split("\0")[:-1]
     assert told == ["run", "--restarts", "2", "-n", "4", *WORDS, "train.py", "9", "a b"]
@@ -173,7 +173,7 @@ def write_start(folder, number, *epochs):
 def test_an_epoch_that_is_trained_again_counts_once(tmp_path, starts, expected):
     for number, epochs in enumerate(starts, 1):
         write_start(tmp_path / "runs" / "train-1", number, *epochs)
-    run = python.LaunchedRun(None, job.Job("4711", str(tmp_path / "runs" / "train-1")))
+    run = python.LaunchedRun(slurm.SLURM, job.Job("4711", str(tmp_path / "runs" / "train-1")))
     assert [one["loss"] for one in run.metrics()] == expected
 
 

@@ -14,9 +14,8 @@ from unittest.mock import Mock
 import pytest
 
 from matex_tf.deploy import command, run_folder
-from matex_tf.deploy.command import CLUSTERS
+from matex_tf.deploy.clusters import CLUSTERS, KINDS
 from matex_tf.deploy.job import ENDED, FORGOTTEN, RUNNING, WAITING, Job, JobError, UnreachableError
-from matex_tf.deploy.kinds import KINDS
 from matex_tf.launch import cli
 
 # The options of two nodes with two ranks each, of four cores and one GPU, for two hours, by each manual.

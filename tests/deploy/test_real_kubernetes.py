@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 import matex_tf
-from matex_tf.deploy import command, following, job, kubernetes
+from matex_tf.deploy import following, job, kubernetes
 from matex_tf.deploy.kubectl import states
 from matex_tf.deploy.kubectl.mpijob import OVER
 from matex_tf.launch import cli
@@ -123,7 +123,7 @@ def test_every_member_that_is_sent_is_kept(server, capfd):
     asked = kubernetes.Kubernetes(
         image="i:1", nodes=2, claim="c", cpus="2", memory="4Gi", gpus_per_node=1, time="1:00:00", env=["A=$B", "EMPTY="]
     )
-    sent: dict = yaml.safe_load(kubernetes.format_job(command.fill_name_and_command(asked, words), words, name))
+    sent: dict = yaml.safe_load(kubernetes.format_job(asked.complete(words), words, name))
     kept = server.get("mpijobs.kubeflow.org", name)
 
     def lost(mine, theirs, at=""):
@@ -153,7 +153,7 @@ def test_a_broken_job_is_refused_in_the_servers_words(server, monkeypatch, old, 
     monkeypatch.setattr(kubernetes, "format_job", lambda *asked: whole(*asked).replace(old, new))
     asked = kubernetes.Kubernetes(nodes=2, name="x", image="i:1", cpus="2")
     with pytest.raises(job.JobError) as refused:
-        kubernetes.submit_job(asked, ["x.py"])
+        kubernetes.KUBERNETES.submit_job(asked, ["x.py"])
     assert words in str(refused.value) and str(refused.value).startswith("kubectl: "), refused.value
     assert names(server) == before
 
@@ -202,7 +202,7 @@ def test_each_state_that_the_operator_writes(server, capfd):
     run, operator = job.Job(name), Operator(server, name)
 
     def state():
-        return str(kubernetes.find_state(run))
+        return str(kubernetes.KUBERNETES.find_state(run))
 
     assert state() == "accepted"
     operator.condition("Created")
@@ -225,7 +225,7 @@ def test_each_state_that_the_operator_writes(server, capfd):
     operator.condition("Failed", "False")
     operator.condition("Suspended")
     operator.condition("Running", "False")
-    assert kubernetes.find_state(run).phase == job.WAITING and "Suspended" in state()
+    assert kubernetes.KUBERNETES.find_state(run).phase == job.WAITING and "Suspended" in state()
     operator.condition("Suspended", "False")
     operator.condition("Running")
     operator.pod("launcher-b", "launcher", ended(3))

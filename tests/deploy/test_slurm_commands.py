@@ -157,7 +157,7 @@ def test_without_slurm(fakes, capfd, monkeypatch):
     monkeypatch.setenv("PATH", str(fakes.folder))
     assert cli.main(["submit", "--slurm", "train.py"]) == 1
     assert "there is no sbatch on this machine. Submit from a login node" in said(capfd)[1][0]
-    assert list(Path("runs").iterdir()) == []
+    assert not Path("runs").exists()
 
 
 def test_how_long_a_job_took_is_told_over_all_its_allocations(fakes, tmp_path):
@@ -165,10 +165,10 @@ def test_how_long_a_job_took_is_told_over_all_its_allocations(fakes, tmp_path):
     fakes.answers(
         "state", shown("COMPLETED", submitted=1000, ended=1083), *2 * [shown("COMPLETED", again=1, ended=12540)]
     )
-    assert str(slurm.find_state(job.Job("4711"))) == "COMPLETED after 0:01:23, exit code 0"
-    assert str(slurm.find_state(job.Job("4711"))) == "COMPLETED in 2 allocations, exit code 0"
+    assert str(slurm.SLURM.find_state(job.Job("4711"))) == "COMPLETED after 0:01:23, exit code 0"
+    assert str(slurm.SLURM.find_state(job.Job("4711"))) == "COMPLETED in 2 allocations, exit code 0"
     (tmp_path / "job.json").write_text(run_folder.format_note("slurm", "4711", submitted="1000"))
-    again = slurm.find_state(job.Job("4711", str(tmp_path)))
+    again = slurm.SLURM.find_state(job.Job("4711", str(tmp_path)))
     assert str(again) == "COMPLETED after 3:12:20 in 2 allocations, exit code 0"
 
 
@@ -177,7 +177,7 @@ def test_a_job_that_waits_long_says_so_again_and_again(fakes, capfd):
     waits = [shown("PENDING", "Priority", submitted=now - ago) for ago in (0, 30, 90, 100, 200, 300)]
     fakes.add("scontrol", "next state")
     fakes.answers("state", *waits, shown("COMPLETED", submitted=1000, ended=1001))
-    assert slurm.follow_job(job.Job("4711")) == 0
+    assert slurm.SLURM.follow_job(job.Job("4711")) == 0
     lines = said(capfd)[1]
     assert lines[0] == "4711 PENDING (Priority): others come first"
     assert [line.split(";")[0][:-1] for line in lines[1:-1]] == [
@@ -231,7 +231,7 @@ def test_a_job_that_will_not_start_is_an_error(fakes, capfd, reason, means):
     assert lines[-1] == "4711 is still queued (out of the queue: matex cancel 4711)"
     fakes.add("scancel", "")
     assert cli.main(["cancel", "4711"]) == 0 and "scancel 4711" in fakes.calls
-    run = python.LaunchedRun(slurm, job.Job("4711"))
+    run = python.LaunchedRun(slurm.SLURM, job.Job("4711"))
     assert run.wait() == job.EXIT_UNKNOWN and "will not start" in run.state()
 
 
@@ -300,7 +300,7 @@ def test_ctrl_c_leaves_the_job(fakes, capfd):
 def test_a_scheduler_that_is_away_is_asked_again(fakes, capfd):
     fakes.add("scontrol", 'next state; [ "$(cat $at.n)" -gt 2 ] || { echo "Unable to contact" >&2; exit 1; }')
     fakes.answers("state", "", "", shown("COMPLETED", nodes="n1"))
-    assert slurm.follow_job(job.Job("4711")) == 0
+    assert slurm.SLURM.follow_job(job.Job("4711")) == 0
     lines = said(capfd)[1]
     assert lines[0].startswith("scontrol: Unable to contact; asked again") and lines[1:] == [
         "4711 COMPLETED, exit code 0"
@@ -309,15 +309,15 @@ def test_a_scheduler_that_is_away_is_asked_again(fakes, capfd):
 
 def test_the_end_of_a_job_that_slurm_has_let_go_of(fakes, tmp_path):
     fakes.add("scontrol", f"echo '{GONE}' >&2; exit 1")
-    assert slurm.find_state(job.Job("4711")).phase == job.FORGOTTEN
+    assert slurm.SLURM.find_state(job.Job("4711")).phase == job.FORGOTTEN
     (tmp_path / "exit-code").write_text("3\n")
-    assert slurm.find_state(job.Job("4711", str(tmp_path))).code == 3
+    assert slurm.SLURM.find_state(job.Job("4711", str(tmp_path))).code == 3
     fakes.add("sacct", "echo 'CANCELLED by 1000|0:15'")
-    assert slurm.find_state(job.Job("4711", str(tmp_path))) == job.State(job.ENDED, "CANCELLED by 1000", code=143)
+    assert slurm.SLURM.find_state(job.Job("4711", str(tmp_path))) == job.State(job.ENDED, "CANCELLED by 1000", code=143)
     fakes.add("sacct", "printf 'COMPLETED|0:0\\nFAILED|4:0\\nCOMPLETED|0:0\\n'")  # the tasks of an array
-    assert slurm.find_state(job.Job("4711")) == job.State(job.ENDED, "2 COMPLETED, 1 FAILED", code=4)
+    assert slurm.SLURM.find_state(job.Job("4711")) == job.State(job.ENDED, "2 COMPLETED, 1 FAILED", code=4)
     fakes.add("sacct", "printf 'COMPLETED|0:0\\nRUNNING|0:0\\n'")
-    assert slurm.find_state(job.Job("4711")).phase == job.FORGOTTEN
+    assert slurm.SLURM.find_state(job.Job("4711")).phase == job.FORGOTTEN
 
 
 @pytest.mark.parametrize(

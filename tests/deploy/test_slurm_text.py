@@ -89,18 +89,20 @@ def test_a_run_that_ends_as_it_is_warned_has_its_own_exit_code(tmp_path, command
 
 
 def test_the_script_of_a_job():
-    text = slurm.format_job(ASKED, ["train.py", "--epochs", "90"], "runs/train-1")
+    text = slurm.SLURM.format_job(ASKED, ["train.py", "--epochs", "90"], "runs/train-1")
     assert re.sub('bash -c .* look "\\$run_folder"', "LOOK", text) == SCRIPT
     assert subprocess.run(["bash", "-n"], input=text, text=True).returncode == 0
 
 
 @pytest.mark.parametrize("time, warning", [("", 120), ("8", 120), ("1-0", 120), ("4:00", 60), ("0:40", 10)])
 def test_a_short_job_is_warned_within_its_time(time, warning):
-    assert f"--signal=B:USR1@{warning}\n" in slurm.format_job(slurm.Slurm(time=time, name="a"), ["a.py"], "runs/a-1")
+    assert f"--signal=B:USR1@{warning}\n" in slurm.SLURM.format_job(
+        slurm.Slurm(time=time, name="a"), ["a.py"], "runs/a-1"
+    )
 
 
 def test_one_rank_keeps_its_state_and_looks_at_no_other_node():
-    text = slurm.format_job(slurm.Slurm(name="a"), ["a.py"], "runs/a-1")
+    text = slurm.SLURM.format_job(slurm.Slurm(name="a"), ["a.py"], "runs/a-1")
     assert "MATEX_STATE" in text and "--restarts 3 -n 1" in text and "srun" not in text
 
 
@@ -118,7 +120,7 @@ def test_a_run_that_asks_again_is_requeued(tmp_path, run, code, told):
         (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
         (tmp_path / name).chmod(stat.S_IRWXU)
     (tmp_path / "runs" / "a-1").mkdir(parents=True)
-    text = slurm.format_job(slurm.Slurm(name="a", matex="./matex"), ["a.py"], "runs/a-1")
+    text = slurm.SLURM.format_job(slurm.Slurm(name="a", matex="./matex"), ["a.py"], "runs/a-1")
     env = {"PATH": f"{tmp_path}:/bin:/usr/bin", "SLURM_JOB_ID": "4711", "SLURM_RESTART_COUNT": "1"}
     with subprocess.Popen(["bash", "-c", text], cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True) as child:
         if "sleep" in run:
@@ -138,13 +140,13 @@ def test_a_job_that_slurm_does_not_requeue_names_the_folder_of_submission(tmp_pa
         (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
         (tmp_path / name).chmod(stat.S_IRWXU)
     (tmp_path / "runs" / "a-1").mkdir(parents=True)
-    text = slurm.format_job(slurm.Slurm(name="a", setup=("cd /",)), ["a.py"], "runs/a-1")
+    text = slurm.SLURM.format_job(slurm.Slurm(name="a", setup=("cd /",)), ["a.py"], "runs/a-1")
     env = {"PATH": f"{tmp_path}:/bin:/usr/bin", "SLURM_JOB_ID": "4711"}
     ended = subprocess.run(["bash", "-c", text], cwd=tmp_path, env=env, capture_output=True, text=True)
     assert ended.returncode == 75 and f"In {tmp_path}, sbatch runs/a-1/job.sh" in ended.stderr
     assert (tmp_path / "runs" / "a-1" / "exit-code").read_text() == "75\n"
     # A later job, which ends before its run begins, does not have the exit code of the first.
-    text = slurm.format_job(slurm.Slurm(name="a", setup=("exit 4",)), ["a.py"], "runs/a-1")
+    text = slurm.SLURM.format_job(slurm.Slurm(name="a", setup=("exit 4",)), ["a.py"], "runs/a-1")
     assert subprocess.run(["bash", "-c", text], cwd=tmp_path, env=env).returncode == 4
     assert not (tmp_path / "runs" / "a-1" / "exit-code").exists()
 
@@ -160,7 +162,7 @@ def test_a_job_notes_itself_where_another_was_noted(tmp_path):
     run_folder.write_note(folder, "slurm", "4711")
     noted = run_folder.find_submit_time(str(folder))
     assert noted is not None and before - 1 <= noted <= time.time() + 1
-    text = slurm.format_job(slurm.Slurm(name="a", matex="./matex"), ["a.py"], "runs/a-1")
+    text = slurm.SLURM.format_job(slurm.Slurm(name="a", matex="./matex"), ["a.py"], "runs/a-1")
     starts = [("4711", "1000", "1", noted), ("4712", "2000", "", 2000), ("4712", "3000", "1", 2000)]
     unknown = [("4713", "", "", None), ("4714", 'a"\n7', "", None), ("4715", "5000", "1", None)]
     for number, submitted, again, expected in [*starts, ("471", "4000", "0", 4000), *unknown]:
@@ -202,7 +204,7 @@ def as_sbatch_reads(line: str) -> list[str]:
 
 @given(name=st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1).filter(str.isprintable))
 def test_a_name_arrives_as_it_was_typed(name):
-    text = slurm.format_job(slurm.Slurm(name=name, sbatch=(f"--comment={name}",)), ["a.py"], "runs/a-1")
+    text = slurm.SLURM.format_job(slurm.Slurm(name=name, sbatch=(f"--comment={name}",)), ["a.py"], "runs/a-1")
     words = [as_sbatch_reads(line.removeprefix("#SBATCH ")) for line in text.split("\n") if line.startswith("#SBATCH")]
     assert [f"--job-name={name}"] in words and [f"--comment={name}"] in words
 
@@ -215,7 +217,7 @@ def test_arguments_arrive_as_they_were_typed(words, folder, tmp_path_factory):
     (where / "matex").write_text('#!/bin/bash\nprintf "%s\\0" "$MATEX_STATE" "$@" > given\n')
     (where / "matex").chmod(stat.S_IRWXU)
     asked = slurm.Slurm(ranks_per_node=2, name="a", matex=shlex.quote(str(where / "matex")))
-    text = slurm.format_job(asked, words, "runs/a-1")
+    text = slurm.SLURM.format_job(asked, words, "runs/a-1")
     subprocess.run(["bash", "-c", text], cwd=where, stderr=subprocess.DEVNULL)
     state, *given = (where / "given").read_bytes().decode().split("\0")[:-1]
     assert state == f"{where}/runs/a-1/state" and given == ["run", "--restarts", "3", "-n", "2", *words]

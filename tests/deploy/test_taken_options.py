@@ -105,6 +105,8 @@ def test_refused_on_the_command_line_in_a_file_and_in_lines_of_setup(tmp_path, m
 def test_words_of_sbatch_in_a_script_are_told(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
+    (tmp_path / "sbatch").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "sbatch").chmod(0o755)
     (tmp_path / "x.py").write_text("#!/usr/bin/env python\n#SBATCH --gpus=4\nimport os\n")
     assert cli.main(["submit", "--slurm", "x.py"]) == 1
     assert "x.py: sbatch does not read its #SBATCH lines; use --sbatch=OPTION" in capsys.readouterr().err
@@ -180,4 +182,4 @@ def test_nodes_are_whole_unless_something_says_how_much_of_them(asked, whole):
     made = Slurm(nodes=2, **asked)
     assert ("--exclusive" in list_words(made, "runs/a-1")) is whole
     assert made.leaves_cores_to_slurm is (not whole and not {"cpus"} & asked.keys() and "cpus" not in str(made.sbatch))
-    assert ("2 whole nodes" in slurm.describe_job(slurm.Job("1", "runs/a-1"), made)) is whole
+    assert ("2 whole nodes" in slurm.SLURM.describe_job(slurm.Job("1", "runs/a-1"), made)) is whole

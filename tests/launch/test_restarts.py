@@ -17,7 +17,7 @@ import pytest
 from fake_mpirun import say, started
 
 import launch as launching
-from matex_tf.launch import cli, mpirun_command, process, restarts, run_end
+from matex_tf.launch import cli, mpirun_command, process, restarts, run_end, run_options
 from matex_tf.launch.hosts import answering
 from matex_tf.launch.hosts.places import Attempt, Places
 from matex_tf.resilience import script_file
@@ -92,19 +92,19 @@ def test_a_state_is_found_again_by_the_same_command_only(tmp_path, monkeypatch):
     for name in list(os.environ):
         if name.startswith(("SLURM_", "PBS_", "LSB_", "COBALT_")):
             monkeypatch.delenv(name)
-    mine = restarts.name_state_folder(["train.py", "--rate", "1"])
-    assert os.path.dirname(mine) == str(tmp_path) and mine == restarts.name_state_folder(["train.py", "--rate", "1"])
-    assert mine != restarts.name_state_folder(["train.py", "--rate", "2"])
+    mine = run_options.name_state_folder(["train.py", "--rate", "1"])
+    assert os.path.dirname(mine) == str(tmp_path) and mine == run_options.name_state_folder(["train.py", "--rate", "1"])
+    assert mine != run_options.name_state_folder(["train.py", "--rate", "2"])
     for name in ("SLURM_JOB_ID", "PBS_JOBID", "PBS_ARRAY_INDEX", "LSB_JOBINDEX"):
         monkeypatch.setenv(name, "7")
-        assert mine != restarts.name_state_folder(["train.py", "--rate", "1"])
+        assert mine != run_options.name_state_folder(["train.py", "--rate", "1"])
         monkeypatch.delenv(name)
 
 
 def test_words_that_are_no_utf_8_name_a_state(monkeypatch):
     words = [os.fsdecode(b"caf\xe9.py")]
     monkeypatch.setattr(sys, "orig_argv", ["python", *words])
-    assert restarts.name_state_folder(words) != restarts.name_state_folder(["caf.py"])
+    assert run_options.name_state_folder(words) != run_options.name_state_folder(["caf.py"])
     assert script_file.digest_script() == script_file.digest_script()
 
 
@@ -343,10 +343,10 @@ def test_what_is_asked(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert cli.parse_run("--restarts 3 -n 2 train.py --restarts 5".split()).restarts == 3
     assert cli.main("run --restarts=3 -n 2 --dry-run train.py".split()) == 0
-    assert f"MATEX_STATE={restarts.name_state_folder(['train.py'])}" in capsys.readouterr().out
+    assert f"MATEX_STATE={run_options.name_state_folder(['train.py'])}" in capsys.readouterr().out
     monkeypatch.setenv("MATEX_STATE", "")  # no state is kept, unless a restart needs it
     assert cli.main("run --restarts=3 -n 2 --dry-run train.py".split()) == 0
-    assert f"MATEX_STATE={restarts.name_state_folder(['train.py'])}" in capsys.readouterr().out
+    assert f"MATEX_STATE={run_options.name_state_folder(['train.py'])}" in capsys.readouterr().out
     assert not list(Path(tmp_path).iterdir())
     (tmp_path / "train.py").touch()
     monkeypatch.setattr(process, "run_to_end", lambda *_: 77)

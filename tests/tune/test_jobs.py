@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import fake_slurm
@@ -29,6 +30,7 @@ from matex_tf.tune.trials.trial import FAILED, STOPPED, Rules
 
 pytestmark = pytest.mark.waits
 
+SAVING = Rules(Objective(), saves_states=True)
 SCRIPT = """\
 #!/bin/bash
 #SBATCH --job-name=train-7
@@ -72,7 +74,9 @@ exit $code
 def test_the_script_of_a_trial():
     asked = slurm.Slurm(name="train-7", ranks_per_node=2, time="1:00:00", setup=("module load openmpi",))
     folder = Path("/a b/100%/trial-7")
-    text = job_trial.format_trial_job(asked, ["train.py", "--lr=0.1"], folder, {"RATE": "two words"}, 3)
+    text = job_trial.format_trial_job(
+        asked, ["train.py", "--lr=0.1"], folder, {"RATE": "two words"}, replace(SAVING, pause=3)
+    )
     assert text == SCRIPT
 
 
@@ -296,13 +300,17 @@ def test_where_slurm_does_not_answer_the_search_ends_and_says_what_may_run(tmp_p
     def answer(job):
         raise UnreachableError("scontrol: Unable to contact slurm controller")
 
-    monkeypatch.setattr(slurm, "find_state", answer)
-    monkeypatch.setattr(slurm, "cancel_job", answer)
+    monkeypatch.setattr(slurm.SLURM, "find_state", answer)
+    monkeypatch.setattr(slurm.SLURM, "end_job", answer)
     monkeypatch.setattr(following, "ASK_EACH", 0.0)
     monkeypatch.setattr(job_trial, "GRACE", 0.0)
     said = []
     trial = JobTrial(
-        tmp_path, Job("7", str(tmp_path)), Rules(Objective(), pause=0), 0.0, lambda text, kind: said.append(text)
+        tmp_path,
+        Job("7", str(tmp_path)),
+        Rules(Objective(), saves_states=True),
+        0.0,
+        lambda text, kind: said.append(text),
     )
     (tmp_path / "job.json").touch()
     assert trial.poll() is None and said == ["scontrol: Unable to contact slurm controller; it is asked again"]
@@ -315,10 +323,14 @@ def test_where_slurm_does_not_answer_the_search_ends_and_says_what_may_run(tmp_p
 def test_a_job_that_slurm_queues_again_waits_and_what_that_means_is_said_once(tmp_path, monkeypatch):
     monkeypatch.setattr(following, "ASK_EACH", 0.0)
     state = State(WAITING, "PENDING (BeginTime)", restarts=1, meaning="Slurm lets some time pass")
-    monkeypatch.setattr(slurm, "find_state", lambda job: state)
+    monkeypatch.setattr(slurm.SLURM, "find_state", lambda job: state)
     said = []
     trial = JobTrial(
-        tmp_path, Job("7", str(tmp_path)), Rules(Objective(), 9.0, 0), 0.0, lambda *told: said.append(told)
+        tmp_path,
+        Job("7", str(tmp_path)),
+        replace(SAVING, limit=9.0),
+        0.0,
+        lambda *told: said.append(told),
     )
     (tmp_path / job_trial.BEGAN).write_text("7\n")
     os.utime(tmp_path / job_trial.BEGAN, (0, 0))
@@ -342,8 +354,8 @@ def test_a_job_that_slurm_queues_again_waits_and_what_that_means_is_said_once(tm
 )
 def test_what_a_job_cannot_tell_slurm_does(tmp_path, monkeypatch, state, kept, expected, why):
     monkeypatch.setattr(following, "ASK_EACH", 0.0)
-    monkeypatch.setattr(slurm, "find_state", lambda job: state)
-    trial = JobTrial(tmp_path, Job("7", str(tmp_path)), Rules(Objective(), pause=0), 0.0, lambda text, kind: None)
+    monkeypatch.setattr(slurm.SLURM, "find_state", lambda job: state)
+    trial = JobTrial(tmp_path, Job("7", str(tmp_path)), SAVING, 0.0, lambda text, kind: None)
     if kept:
         (tmp_path / "state").mkdir()
         (tmp_path / "state" / "state-1").touch()
@@ -357,9 +369,9 @@ def test_what_a_job_cannot_tell_slurm_does(tmp_path, monkeypatch, state, kept, e
 def test_a_trial_whose_job_will_not_start_has_failed(tmp_path, monkeypatch):
     cancelled = []
     monkeypatch.setattr(
-        slurm, "find_state", lambda _: State(STUCK, "PENDING (BadConstraints)", meaning="it will not start")
+        slurm.SLURM, "find_state", lambda _: State(STUCK, "PENDING (BadConstraints)", meaning="it will not start")
     )
-    monkeypatch.setattr(slurm, "cancel_job", lambda one: cancelled.append(one.id))
+    monkeypatch.setattr(slurm.SLURM, "end_job", lambda one: cancelled.append(one.id))
     monkeypatch.setattr(following, "ASK_EACH", 0.0)
     trial = JobTrial(tmp_path, Job("4711", str(tmp_path)), Rules(Objective()), 0.0, lambda text, kind: None)
     outcome = trial.poll()

@@ -11,6 +11,7 @@ import pytest
 from matex_tf.files import mirror
 from matex_tf.files.mirror import make_mirror_command
 from matex_tf.tune import space_file
+from matex_tf.tune.rungs import Rungs
 from matex_tf.tune.space_file import SpaceError
 from matex_tf.tune.starter import Starter
 from matex_tf.tune.trials import place
@@ -165,9 +166,9 @@ def test_what_trials_share_is_said_before_one_starts(source, tmp_path, monkeypat
     folder.mkdir()
     where = SimpleNamespace(find_trial=lambda *_: None, start_trial=lambda *_: said.append("started"))
     wanted = asked("search: {--on: [a, b]}")
-    asked_for = SimpleNamespace(source=str(source), limit=0, rungs=())
+    asked_for = SimpleNamespace(source=str(source), limit=0)
     row = SimpleNamespace(folder=str(folder), target=["train.py"])
-    search = Starter(row, asked_for, wanted, where, lambda text, *_: said.append(text))
+    search = Starter(row, asked_for, wanted, where, Rungs((), wanted.objective), lambda text, *_: said.append(text))
     search.start_trial(SimpleNamespace(number=1, seconds=0, rungs=(), config={"--on": "a"}), None)
     assert said[0].startswith("trials share linked, ") and said[1:] == ["started"]
 
@@ -176,9 +177,10 @@ def test_what_trials_share_is_said_before_one_starts(source, tmp_path, monkeypat
 def test_no_trial_starts_without_its_values_in_a_file_that_has_changed(source, tmp_path, text, message):
     (source / "conf.yaml").write_text(text)
     backend = SimpleNamespace(find_trial=lambda *_: None, start_trial=lambda *_: pytest.fail("it has started"))
-    settings = SimpleNamespace(source=str(source), limit=0, rungs=())
+    settings = SimpleNamespace(source=str(source), limit=0)
     row = SimpleNamespace(folder=str(tmp_path), target=["train.py"])
-    starter = Starter(row, settings, asked("files: conf.yaml\nsearch: {lr: [a, b]}"), backend, pytest.fail)
+    wanted = asked("files: conf.yaml\nsearch: {lr: [a, b]}")
+    starter = Starter(row, settings, wanted, backend, Rungs((), wanted.objective), pytest.fail)
     with pytest.raises(SpaceError, match=message):
         starter.start_trial(SimpleNamespace(number=1, seconds=0, rungs=(), config={"lr": "a"}), None)
 

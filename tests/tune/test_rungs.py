@@ -22,6 +22,7 @@ from matex_tf.tune.objective import Objective, Point
 from matex_tf.tune.settings import Settings
 
 LOSS = Objective()
+HALVING = rungs.Rungs((1, 3, 9), LOSS)
 
 
 def at(number, *values, state="paused"):
@@ -30,22 +31,23 @@ def at(number, *values, state="paused"):
 
 def test_the_best_third_of_a_rung_goes_on_without_waiting():
     two = [at(1, 0.3), at(2, 0.2)]
-    assert rungs.choose_promoted(two, LOSS) is None
-    assert rungs.choose_promoted([*two, at(3, 0.5)], LOSS) == at(2, 0.2)
+    assert HALVING.choose_promoted(two) is None
+    assert HALVING.choose_promoted([*two, at(3, 0.5)]) == at(2, 0.2)
     gone_on = [at(1, 0.3), at(2, 0.2, state="running"), at(3, 0.5)]
-    assert rungs.choose_promoted(gone_on, LOSS) is None, "one of three has gone on"
-    assert rungs.choose_promoted([*gone_on, at(4, 0.9), at(5, 0.9), at(6, 0.1)], LOSS).number == 6
+    assert HALVING.choose_promoted(gone_on) is None, "one of three has gone on"
+    assert HALVING.choose_promoted([*gone_on, at(4, 0.9), at(5, 0.9), at(6, 0.1)]).number == 6
     higher = [at(4, 0.1, 0.4), at(5, 0.1, 0.3), at(6, 0.1, 0.5)]
-    assert rungs.choose_promoted([*gone_on, *higher, at(7, 0.05)], LOSS).number == 5
-    assert rungs.choose_promoted([*gone_on, *higher[:2], at(7, 0.05)], LOSS).number == 7
-    assert rungs.choose_promoted([at(1, 0.3), at(2, 0.2), at(3, 0.5)], Objective(maximize=True)).number == 3
+    assert HALVING.choose_promoted([*gone_on, *higher, at(7, 0.05)]).number == 5
+    assert HALVING.choose_promoted([*gone_on, *higher[:2], at(7, 0.05)]).number == 7
+    assert rungs.Rungs((1,), Objective(maximize=True)).choose_promoted([at(1, 0.3), at(2, 0.2), at(3, 0.5)]).number == 3
     failed = at(4, 0.1, state="failed")
-    assert rungs.choose_promoted([*two, at(3, 0.5), failed], LOSS) is None, "what went on counts, also if it failed"
+    assert HALVING.choose_promoted([*two, at(3, 0.5), failed]) is None, "what went on counts, also if it failed"
 
 
 def test_the_last_is_the_best_of_the_highest_rung():
     trials = [at(1, 0.1), at(2, 0.3, 0.4), at(3, 0.5, 0.2), at(4, 0.2, 0.1, state="failed"), Record(5, {}, "engine")]
-    assert rungs.choose_best_paused(trials, LOSS).number == 3 and rungs.choose_best_paused(trials[3:], LOSS) is None
+    assert HALVING.choose_promoted([trials[0], trials[2]], is_end=True).number == 3
+    assert HALVING.choose_promoted(trials[3:], is_end=True) is None
     done = at(6, 0.9, state="done")
     assert [one.number for one in rungs.sort_trials([*trials[:3], done], LOSS)] == [6, 3, 2, 1]
 

@@ -1,8 +1,7 @@
 """The output of a job's launchers, from `kubectl logs`, one launcher after the other.
 
-A launcher is the container that runs `matex run`. Kubernetes may start another one if it fails. A lost connection ends
-`kubectl logs` while the launcher runs. So output is read again, from its beginning, until a `kubectl logs` that began
-after the end of the launcher has read it. Bytes that were returned before are skipped.
+A lost connection ends `kubectl logs` while the launcher runs. So output is read again, from its beginning, until a
+`kubectl logs` that began after the end of the launcher has read it. Bytes that were returned before are skipped.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Messages of Kubernetes: their meaning, and what to do.
-
-A job is an MPIJob, an object that the MPI operator adds to Kubernetes. Its pods are a launcher, which runs `matex run`,
-and the workers, on which the ranks run.
-"""
+"""Messages of Kubernetes: their meaning, and what to do."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""An MPIJob, a job of the MPI operator: its options, its name, its YAML, and the shell script of its launcher.
-
-Its pods are a launcher, which runs `matex run`, and the workers, on which mpirun starts the ranks.
-"""
+"""An MPIJob: its options, its name, its YAML, and the shell script of its launcher."""
 
 from __future__ import annotations
 
@@ -62,6 +59,13 @@ class Kubernetes(Options):
             raise ValueError(f"run takes no {min(host_options)}: the hosts are the workers of the job")
         if self.claim:  # `format_job` sets the variables of the run's folder, which is on the volume
             check_variables(text.partition("=")[0] for text in self.env)
+
+    def complete(self, target: Sequence[str]) -> Kubernetes:
+        # Only now the options are complete, while those of one source, such as the user's file, need no image. Without
+        # `matex`, the image's own installation runs.
+        if not self.image:
+            raise ValueError("--kubernetes needs --image, of an image with matex_tf, TensorFlow, MPI, bash and sshd")
+        return replace(super().complete(target), matex=self.matex)
 
     def add_variables(self, variables: Mapping[str, str]) -> Kubernetes:
         return replace(self, env=(*self.env, *(f"{name}={value}" for name, value in variables.items())))

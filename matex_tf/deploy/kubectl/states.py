@@ -1,10 +1,8 @@
 """The state of a submitted job, from its MPIJob and its pods, the dictionaries that `kubectl get -o json` prints.
 
-A submitted job is an MPIJob, an object of the MPI operator. Its pods are workers, on which the ranks run, and a
-launcher, which runs `matex run`. The operator records in the MPIJob whether it runs or has ended. The operator starts
-the launcher through a Job, an object of Kubernetes itself, which is called the launcher Job here. The launcher Job
-replaces a failed launcher pod, even if the run is over. The first launcher whose run is over says so in its termination
-message (`mpijob.OVER`), and later launchers only repeat its exit code.
+The MPI operator records in the MPIJob whether it runs or has ended. It starts the launcher through a Job of Kubernetes
+itself, the launcher Job. The launcher Job replaces a failed launcher pod, even if the run is over. The first launcher
+whose run is over says so in its termination message (`mpijob.OVER`), and later launchers only repeat its exit code.
 """
 
 from __future__ import annotations
@@ -32,8 +30,7 @@ def find_variable(mpijob: dict[str, Any], name: str) -> str:
 
 def is_running(pod: dict[str, Any]) -> bool:
     """Whether a container of the pod runs."""
-    containers = pod.get("status", {}).get("containerStatuses", [])
-    return any("running" in container.get("state", {}) for container in containers)
+    return any("running" in container.get("state", {}) for container in _list_containers([pod]))
 
 
 def list_needless(mpijob: dict[str, Any], pods: Sequence[dict[str, Any]]) -> list[str]:
@@ -56,7 +53,7 @@ class _FinalFailure(NamedTuple):
 def _find_final_failure(launchers: Sequence[dict[str, Any]]) -> _FinalFailure | None:
     """The first failed launcher whose termination message says that the run is over; None if there is none."""
     for index, pod in enumerate(launchers):
-        for container in pod.get("status", {}).get("containerStatuses", []):
+        for container in _list_containers([pod]):
             terminated_state = container.get("state", {}).get("terminated") or {}
             if terminated_state.get("exitCode") and OVER in terminated_state.get("message", ""):
                 return _FinalFailure(index, terminated_state)

@@ -1,7 +1,4 @@
-"""Flux (flux-core): a job is a Flux instance of its own, whose initial program is the job script.
-
-`Scheduler` submits and follows jobs. This file has what differs for Flux: commands, options, words and messages.
-"""
+"""Flux (flux-core): a job is a Flux instance of its own, whose initial program is the job script."""
 
 from __future__ import annotations
 
@@ -10,14 +7,9 @@ from dataclasses import dataclass
 
 from matex_tf.deploy.job import ENDED, RUNNING, WAITING, State
 from matex_tf.deploy.options import parse_time
-from matex_tf.deploy.queues.scheduler import OWN_OUTPUT, Queued, Scheduler, make_state
+from matex_tf.deploy.queues.scheduler import OWN_OUTPUT, QueueCluster, Queued
 from matex_tf.deploy.refusals import Refusal
 
-_STATES = {  # Flux's words for the state of a job, with the words to print
-    WAITING: {"NEW": "NEW", "DEPEND": "DEPEND", "PRIORITY": "PRIORITY", "SCHED": "SCHED"},
-    RUNNING: {"RUN": "RUNNING", "CLEANUP": "CLEANUP"},
-    ENDED: {"COMPLETED": "COMPLETED", "FAILED": "FAILED", "CANCELED": "CANCELED", "TIMEOUT": "TIMEOUT"},
-}
 _QUEUES = ("flux", "queue", "list", "-no", "{queue}")
 
 
@@ -26,11 +18,10 @@ class Flux(Queued):
     """The options of a Flux job. `account` is the bank."""
 
 
-class FluxScheduler(Scheduler):
+class FluxCluster(QueueCluster):
     """flux-core, version 0.58 or later. Written from its manual, not tested with Flux."""
 
     kind = Flux
-    title = "Flux"
     option_prefix = "# flux:"
     own_number = '"$(flux getattr jobid)"'
     hosts = "flux hostlist -led'\\n'"
@@ -41,6 +32,11 @@ class FluxScheduler(Scheduler):
     list_command = "flux jobs"
     state_commands = (("flux", "jobs", "-no", "{status}|{returncode}|{nodelist}|{contextual_info}"),)
     cancel_command = ("flux", "cancel")
+    words = {
+        WAITING: {"NEW": "NEW", "DEPEND": "DEPEND", "PRIORITY": "PRIORITY", "SCHED": "SCHED"},
+        RUNNING: {"RUN": "RUNNING", "CLEANUP": "CLEANUP"},
+        ENDED: {"COMPLETED": "COMPLETED", "FAILED": "FAILED", "CANCELED": "CANCELED", "TIMEOUT": "TIMEOUT"},
+    }
     unknown_pattern = re.compile(r"not found|unknown job|invalid job", re.IGNORECASE)
     refusals = (
         Refusal("queue", "there is no such queue, or it takes no jobs", "The queues", _QUEUES),
@@ -75,4 +71,4 @@ class FluxScheduler(Scheduler):
         exit_code = int(code_text) if re.fullmatch(r"-?\d+", code_text) else None
         if exit_code is not None and exit_code < 0:  # minus the number of a signal; -128: the job never began
             exit_code = 128 - exit_code if exit_code > -128 else None
-        return make_state(_STATES, state_word, hosts, reason, exit_code)
+        return self.make_state(state_word, hosts, reason, exit_code)

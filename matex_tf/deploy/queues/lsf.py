@@ -1,8 +1,4 @@
-"""IBM Spectrum LSF.
-
-`Scheduler` submits and follows jobs, and describes each class variable below. This file has what differs for LSF:
-commands, options, words and messages.
-"""
+"""IBM Spectrum LSF."""
 
 from __future__ import annotations
 
@@ -11,14 +7,9 @@ from dataclasses import dataclass
 
 from matex_tf.deploy.job import ENDED, RUNNING, WAITING, State
 from matex_tf.deploy.options import parse_time
-from matex_tf.deploy.queues.scheduler import OWN_OUTPUT, Queued, Scheduler, make_state
+from matex_tf.deploy.queues.scheduler import OWN_OUTPUT, QueueCluster, Queued
 from matex_tf.deploy.refusals import Refusal
 
-_STATES = {  # LSF's words for the state of a job, with the words to print
-    WAITING: {"PEND": "PENDING", "PSUSP": "HELD", "PROV": "PROVISIONING", "WAIT": "WAITING"},
-    RUNNING: {"RUN": "RUNNING", "USUSP": "SUSPENDED", "SSUSP": "SUSPENDED", "UNKWN": "UNKNOWN"},
-    ENDED: {"DONE": "DONE", "EXIT": "EXIT", "ZOMBI": "EXIT"},
-}
 _QUEUES = ("bqueues", "-noheader", "-o", "queue_name")
 
 
@@ -27,11 +18,10 @@ class LSF(Queued):
     """The options of an LSF job."""
 
 
-class LsfScheduler(Scheduler):
+class LsfCluster(QueueCluster):
     """LSF 10. Written from its command reference, not tested with LSF."""
 
     kind = LSF
-    title = "LSF"
     option_prefix = "#BSUB"
     own_number = '"$LSB_JOBID"'
     hosts = 'cat "$LSB_DJOB_HOSTFILE"'
@@ -42,6 +32,11 @@ class LsfScheduler(Scheduler):
     list_command = "bjobs"
     state_commands = (("bjobs", "-noheader", "-o", "stat exit_code exec_host pend_reason delimiter='|'"),)
     cancel_command = ("bkill",)
+    words = {
+        WAITING: {"PEND": "PENDING", "PSUSP": "HELD", "PROV": "PROVISIONING", "WAIT": "WAITING"},
+        RUNNING: {"RUN": "RUNNING", "USUSP": "SUSPENDED", "SSUSP": "SUSPENDED", "UNKWN": "UNKNOWN"},
+        ENDED: {"DONE": "DONE", "EXIT": "EXIT", "ZOMBI": "EXIT"},
+    }
     unknown_pattern = re.compile(r"is not found")
     refusals = (
         Refusal("no such queue", "there is no such queue", "The queues", _QUEUES),
@@ -80,4 +75,4 @@ class LsfScheduler(Scheduler):
         exit_code = int(code_text) if code_text.isdigit() else None
         if state_word == "DONE":  # LSF gives no exit code then
             exit_code = 0
-        return make_state(_STATES, state_word, ", ".join(hosts), reason, exit_code)
+        return self.make_state(state_word, ", ".join(hosts), reason, exit_code)

@@ -1,8 +1,4 @@
-"""PBS: OpenPBS, PBS Professional, and Slurm's commands of the same names.
-
-`Scheduler` submits and follows jobs, and says what each class variable means. This file has what differs for PBS:
-commands, options, words and messages.
-"""
+"""PBS: OpenPBS, PBS Professional, and Slurm's commands of the same names."""
 
 from __future__ import annotations
 
@@ -11,14 +7,9 @@ from dataclasses import dataclass
 
 from matex_tf.deploy.job import ENDED, RUNNING, WAITING, State, format_duration
 from matex_tf.deploy.options import parse_time
-from matex_tf.deploy.queues.scheduler import OWN_OUTPUT, Queued, Scheduler, make_state
+from matex_tf.deploy.queues.scheduler import OWN_OUTPUT, QueueCluster, Queued
 from matex_tf.deploy.refusals import Refusal
 
-_STATES = {  # PBS's letters for the state of a job, with the words to print
-    WAITING: {"Q": "QUEUED", "W": "WAITING", "H": "HELD", "T": "MOVING", "S": "SUSPENDED"},
-    RUNNING: {"B": "RUNNING", "R": "RUNNING", "E": "ENDING"},
-    ENDED: {"F": "FINISHED", "X": "FINISHED", "C": "FINISHED"},
-}
 # Prints the names of the queues: the lines of qstat -Q without its heading.
 _QUEUES = ("bash", "-c", "qstat -Q | awk '/^[^- ]/ && $1 != \"Queue\" { print $1 }'")
 
@@ -28,11 +19,10 @@ class PBS(Queued):
     """The options of a PBS job."""
 
 
-class PbsScheduler(Scheduler):
+class PbsCluster(QueueCluster):
     """PBS. Written from its reference guide, tested with Slurm's `qsub`, `qstat` and `qdel`."""
 
     kind = PBS
-    title = "PBS"
     option_prefix = "#PBS"
     own_number = '"$PBS_JOBID"'
     opening = 'cd "$PBS_O_WORKDIR" || exit 78\n'  # a job begins in the home folder
@@ -43,6 +33,11 @@ class PbsScheduler(Scheduler):
     list_command = "qstat"
     state_commands = (("qstat", "-f"), ("qstat", "-x", "-f"))
     cancel_command = ("qdel",)
+    words = {
+        WAITING: {"Q": "QUEUED", "W": "WAITING", "H": "HELD", "T": "MOVING", "S": "SUSPENDED"},
+        RUNNING: {"B": "RUNNING", "R": "RUNNING", "E": "ENDING"},
+        ENDED: {"F": "FINISHED", "X": "FINISHED", "C": "FINISHED"},
+    }
     unknown_pattern = re.compile(r"Unknown Job|has finished|Unknown option", re.IGNORECASE)  # Slurm's qstat has no -x
     refusals = (
         Refusal("unknown queue", "there is no such queue", "The queues", _QUEUES),
@@ -83,7 +78,7 @@ class PbsScheduler(Scheduler):
             return None
         hosts = sorted({slot.partition("/")[0] for slot in fields.get("exec_host", "").split("+") if slot})
         exit_code = _convert_exit_status(int(fields["exit_status"])) if fields.get("exit_status") else None
-        return make_state(_STATES, fields["job_state"], ", ".join(hosts), fields.get("comment", ""), exit_code)
+        return self.make_state(fields["job_state"], ", ".join(hosts), fields.get("comment", ""), exit_code)
 
 
 def _convert_exit_status(status: int) -> int:

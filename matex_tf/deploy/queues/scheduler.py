@@ -1,8 +1,7 @@
-"""The common part of PBS, LSF and Flux: job options, job script, submission and following.
+"""The common part of PBS, LSF and Flux; the modules `pbs`, `lsf` and `flux` have their commands, words and messages.
 
 Unlike Slurm, these schedulers neither warn a script of its time limit nor requeue it. The script therefore does both: a
-timer warns the run, which then saves its state and asks by its exit code 75 to be started again. Then the script
-submits a successor job, which starts when the present job has ended.
+timer warns the run, and a successor job goes on with it, which starts when the present job has ended.
 """
 
 from __future__ import annotations
@@ -11,33 +10,19 @@ import abc
 import os
 import re
 import shlex
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from subprocess import CompletedProcess
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from matex_tf.deploy import following, run_folder, shell_text
-from matex_tf.deploy.job import (
-    ENDED,
-    FORGOTTEN,
-    RUNNING,
-    WAITING,
-    Job,
-    JobError,
-    State,
-    UnreachableError,
-    format_count,
-    run_scheduler,
-)
+from matex_tf.deploy.cluster import SCRIPT, BatchCluster
+from matex_tf.deploy.job import ENDED, FORGOTTEN, RUNNING, WAITING, Job, JobError, State, UnreachableError, format_count
 from matex_tf.deploy.options import Options, declare, parse_time
-from matex_tf.deploy.refusals import Refusal, explain_refusal
-from matex_tf.world import task_environment
 
-# Files in the run's folder: the script, and the job's output as the scheduler writes it. The script itself writes to
-# another file, `output` (see `_BEGIN`).
-SCRIPT, OWN_OUTPUT = "job.sh", "scheduler-output"
+# The file in the run's folder with the job's output as the scheduler writes it. The script itself writes to another
+# file, `output` (see `_BEGIN`).
+OWN_OUTPUT = "scheduler-output"
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 
 
@@ -69,28 +54,23 @@ class Queued(Options):
         return _UNSAFE.sub("_", self.name) or "job"
 
 
-class Scheduler(abc.ABC):
-    """The base class of the schedulers. Class variables of a subclass hold commands, shell text and messages.
+class QueueCluster(BatchCluster[Queued]):
+    """The base class of PBS, LSF and Flux. Class variables of a subclass hold commands and shell text.
 
     In shell text, $job is the id of the running job and `{script}` the path of its script. In `submit_successor`,
     $before is the id of the running job, which the successor waits for.
     """
 
-    kind: ClassVar[type[Queued]]
-    title: ClassVar[str]
-    submit_command: ClassVar[tuple[str, ...]]
-    reads_standard_input: ClassVar[bool] = False  # whether the script is the standard input of the submit command
-    list_command: ClassVar[str]  # the command with which a user lists jobs
     # Commands that describe the job whose id follows. Each is tried if the one before does not know the job.
     state_commands: ClassVar[tuple[tuple[str, ...], ...]]
     cancel_command: ClassVar[tuple[str, ...]]  # ends the job whose id follows, or removes it from the queue
+    # For some phases of `State`: the scheduler's words for the state of a job, each with the word to print for it.
+    words: ClassVar[Mapping[str, Mapping[str, str]]]
     option_prefix: ClassVar[str]  # the first word of an option line in the script
     opening: ClassVar[str] = ""  # the first lines of the script
     own_number: ClassVar[str]  # shell text that expands to the id of the running job
     hosts: ClassVar[str]  # shell text that prints the running job's hosts, one a line; repetitions are allowed
     submit_successor: ClassVar[str]  # shell text that submits the successor job and prints its id
-    number_pattern: ClassVar[re.Pattern[str]]  # its only group is the job id in the output of the submit command
-    refusals: ClassVar[tuple[Refusal, ...]]  # messages about refused jobs, with their meaning
     unknown_pattern: ClassVar[re.Pattern[str]]  # the scheduler's message about an unknown or forgotten job
 
     @abc.abstractmethod
@@ -104,15 +84,27 @@ class Scheduler(abc.ABC):
     def read_state(self, text: str) -> State | None:
         """The state of a job from the output of a state command; None if the output describes no job."""
 
+    def make_state(self, scheduler_word: str, hosts: str, reason: str, code: int | None) -> State:
+        """The state of a job for a word of its scheduler. A job whose word is not in `words` counts as waiting.
+
+        `hosts`, `reason` and `code` are of a running, a waiting and an ended job; "" and None: unknown.
+        """
+        phase, word = WAITING, scheduler_word
+        for known_phase, words in self.words.items():
+            if scheduler_word in words:
+                phase, word = known_phase, words[scheduler_word]
+        if phase == RUNNING and hosts:
+            word = f"{word} on {hosts}"
+        if phase == WAITING and reason:
+            word = f"{word} ({reason})"
+        return State(phase, word, code=code if phase == ENDED else None)
+
     def format_job(self, options: Queued, target: Sequence[str], folder: str) -> str:
-        """The script of a job that runs `target`.
+        """The script: option lines, `opening`, `_BEGIN`, the lines of `setup`, the list of hosts, the timer, the
+        variables of the run, the command, the end of the timer, and the submission of a successor.
 
-        It consists of option lines, `opening`, `_BEGIN`, the lines of `setup`, the list of hosts, the timer, the
-        variables of the run, the command, the end of the timer, and the submission of a successor. `shell_text` adds
-        the trap for the warning before `_BEGIN`, and writes the exit code at the end.
-
-        `folder` is the folder of the run, relative to the folder of submission. It needs no quotes, which schedulers
-        read differently, because `run_folder.propose_folder` names it.
+        `shell_text` adds the trap for the warning before `_BEGIN`, and writes the exit code at the end. `folder` needs
+        no quotes, which schedulers read differently, because `run_folder.propose_folder` names it.
         """
         lines = [line for line in self.list_options(options, folder) if line]
         option_lines = "".join(f"{self.option_prefix} {line}\n" for line in lines)
@@ -132,7 +124,7 @@ class Scheduler(abc.ABC):
             timer_seconds = parse_time(options.time) - shell_text.compute_warning(options.time)
             preparation += _START_TIMER.format(seconds=timer_seconds)
         submit_text = self.submit_successor.format(script=f"{folder}/{SCRIPT}")
-        successor_lines = _SUBMIT_SUCCESSOR.format(submit=submit_text, write_note=write_note, title=self.title)
+        successor_lines = _SUBMIT_SUCCESSOR.format(submit=submit_text, write_note=write_note, title=self.kind.__name__)
         conclusion = _END_TIMER if options.time else ""
         conclusion += shell_text.format_again(job="$job", lines=successor_lines)  # only if the exit code is 75
         return shell_text.format_script(
@@ -143,66 +135,16 @@ class Scheduler(abc.ABC):
             after=conclusion,
         )
 
-    def submit_job(self, options: Queued, target: Sequence[str]) -> Job:
-        """Queue a job that runs `target`.
-
-        Raises:
-            JobError: the scheduler refused the job; no job and no folder remain.
-            UnreachableError: it is unknown whether the job is queued. Its script remains.
-        """
-        program = self.submit_command[0]
-        if shutil.which(program) is None:  # checked before the notes are printed and the folder is made
-            raise JobError(f"there is no {program} on this machine. {self._advice}")
+    def check_job(self, options: Queued, target: Sequence[str]) -> None:
+        title = self.kind.__name__
         if not options.cpus:
-            following.print_line(
-                f"without --cpus the job has whole nodes, and requests 1 core for each rank from {self.title}"
-            )
+            note = f"without --cpus the job has whole nodes, and requests 1 core for each rank from {title}"
+            following.print_line(note)
         if not options.time:
-            following.print_line(f"without --time, the run is not warned of {self.title}'s time limit")
-        folder = run_folder.make_folder(options.name)
-        script_path = folder / SCRIPT
-        queue_advice = f"check with `{self.list_command}` whether {script_path} was queued"
-        try:
-            script_text = self.format_job(options, target, str(folder))
-            script_path.write_text(script_text, encoding="utf-8", errors="surrogateescape")
-            command = self.submit_command if self.reads_standard_input else (*self.submit_command, str(script_path))
-            environment = task_environment.remove_job_variables(os.environ)
-            answer = self._ask(command, script_text if self.reads_standard_input else "", env=environment)
-            number_match = self.number_pattern.search(answer.stdout)
-            if answer.returncode or not number_match:
-                raise JobError(explain_refusal(program, _read_message(answer), self.refusals))
-            job = Job(number_match.group(1), str(folder))
-            try:
-                run_folder.write_note(folder, options.get_kind(), job.id)
-            except OSError:  # without its folder, the job must not run
-                self.cancel_job(job)
-                raise
-        except UnreachableError as error:
-            raise UnreachableError(f"{error}: {queue_advice}") from None
-        except KeyboardInterrupt:  # the command goes on, and may queue the job (`_ask`)
-            following.print_line(queue_advice)
-            raise
-        except Exception:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
-        return job
-
-    @property
-    def _advice(self) -> str:
-        """What to do on a machine without the scheduler's commands."""
-        return f"Submit from a login node of a cluster with {self.title}, or load its module"
-
-    def _ask(self, command: Sequence[str], standard_input: str = "", **process_options: Any) -> CompletedProcess[str]:
-        """Run a command in its own session: Ctrl-C must not end it, because it may have queued the job already."""
-        return run_scheduler(command, self._advice, standard_input, start_new_session=True, **process_options)
+            following.print_line(f"without --time, the run is not warned of {title}'s time limit")
 
     def find_state(self, job: Job) -> State:
-        """The state of the job, or of the last successor job of its run.
-
-        Raises:
-            JobError: the scheduler's commands do not exist.
-            UnreachableError: the scheduler does not answer now.
-        """
+        """The state of the job, or of the last successor job of its run."""
         current_job = self.find_newest(job)
         state = self._ask_state(current_job)
         # A job notes its successor before it ends. The note is therefore read after the end of the job is known.
@@ -214,70 +156,33 @@ class Scheduler(abc.ABC):
     def _ask_state(self, job: Job) -> State:
         """The state of this job, without its successors. Raises JobError, UnreachableError."""
         for command in self.state_commands:
-            answer = self._ask([*command, job.id])
+            answer = self.ask(*command, job.id)
             if answer.returncode == 0 and (state := self.read_state(answer.stdout)):
                 return run_folder.add_exit_code(job, state)
-            message_lines = _read_message(answer).splitlines()
+            message_lines = self.read_message(answer).splitlines()
             if message_lines and not self.unknown_pattern.search(" ".join(message_lines)):
                 raise UnreachableError(f"{command[0]}: {message_lines[-1]}")
         return run_folder.add_exit_code(
-            job, State(FORGOTTEN, f"is not known to {self.title}, or no longer; its end is unknown")
+            job, State(FORGOTTEN, f"is not known to {self.kind.__name__}, or no longer; its end is unknown")
         )
 
-    def follow_job(self, job: Job, shows_output: bool = True) -> int:
-        """Copy the output until the job and its successors have ended. Returns the exit code."""
-        return following.follow_job(job, lambda: self.find_state(job), run_folder.make_reader(job.folder), shows_output)
-
     def find_newest(self, job: Job) -> Job:
-        """The newest job of the run, as its folder notes it."""
+        """The last successor job, as the folder of the run notes it."""
         if not job.folder or not Path(job.folder, run_folder.NOTE).is_file():
             return job
         _, newest_job = run_folder.read_note(Path(job.folder))
         return replace(job, id=newest_job.id)
 
-    def cancel_job(self, job: Job) -> None:
-        """End the job, or remove it from the queue. Raises JobError."""
-        answer = self._ask([*self.cancel_command, self.find_newest(job).id])
+    def end_job(self, job: Job) -> None:
+        answer = self.ask(*self.cancel_command, self.find_newest(job).id)
         if answer.returncode:
-            raise JobError(f"{' '.join(self.cancel_command)}: {_read_message(answer)}")
-
-    def find_job(self, number: str) -> Job:
-        """The job with this number; its folder comes from the local notes."""
-        return Job(number, run_folder.find_folder(self.kind.get_kind(), number))
+            raise JobError(f"{' '.join(self.cancel_command)}: {self.read_message(answer)}")
 
     def describe_job(self, job: Job, options: Queued) -> str:
         queue_text = f" in queue {options.queue}" if options.queue else ""
         limit_text = f", {options.time}" if options.time else ""
         size_text = f"{format_count(options.nodes, 'node')}, {format_count(options.ranks, 'rank')}"
-        return f"{self.title} job {job.id}{queue_text}: {size_text}{limit_text}; {job.folder}"
-
-
-def _read_message(answer: CompletedProcess[str]) -> str:
-    """The message of a command that failed."""
-    return answer.stderr.strip() or answer.stdout.strip()
-
-
-def make_state(
-    words_by_phase: Mapping[str, Mapping[str, str]], scheduler_word: str, hosts: str, reason: str, code: int | None
-) -> State:
-    """The state of a job from the word that its scheduler has for the state.
-
-    Args:
-        words_by_phase: for some phases of `State`, the scheduler's words, each with the word to print for it.
-        scheduler_word: a word of `words_by_phase`; the job counts as waiting if the word is not listed.
-        hosts: where a running job runs; "" if unknown.
-        reason: why a waiting job waits; "" if unknown.
-        code: the exit code of an ended job; None if unknown.
-    """
-    phase, word = WAITING, scheduler_word
-    for known_phase, words in words_by_phase.items():
-        if scheduler_word in words:
-            phase, word = known_phase, words[scheduler_word]
-    if phase == RUNNING and hosts:
-        word = f"{word} on {hosts}"
-    if phase == WAITING and reason:
-        word = f"{word} ({reason})"
-    return State(phase, word, code=code if phase == ENDED else None)
+        return f"{self.kind.__name__} job {job.id}{queue_text}: {size_text}{limit_text}; {job.folder}"
 
 
 # The parts of the script. `shell_text` sets $run_folder (the run's folder), $code (the exit code of the command) and

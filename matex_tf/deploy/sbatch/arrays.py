@@ -1,7 +1,4 @@
-"""Slurm's job arrays, which run one script as several tasks (`--array=1-4`): the folder, state and output of each task.
-
-Each task has its own folder in the folder of the run, such as `runs/train-1/task-2`.
-"""
+"""The tasks of a job array (`--array=1-4`): folders such as `runs/train-1/task-2`, states and output."""
 
 from __future__ import annotations
 

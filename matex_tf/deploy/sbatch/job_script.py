@@ -1,7 +1,4 @@
-"""The options and the script of a Slurm job.
-
-The script writes the job's number into the run's folder, runs `matex run`, and may requeue itself.
-"""
+"""The options and the script of a Slurm job. The script writes the note of the job, and may requeue itself."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
 """Changes of a run on request of its ranks (`--adapt=ranks`), and their reversal.
 
-A change is another strategy, other hosts, or one rank less on a slow host. An attempt is one start of mpirun
-(`launch.hosts.places`). The launcher tells the ranks by an offer which changes are possible, and the ranks answer with
-a change (`adapt.offers`). `launch.restarts` calls `make_change` after the ranks have left, and `Watch`, which follows
-an attempt, calls `note_step` at the first step after the restart. If steps are then slower than before, the ranks may
-ask to undo the change. If the first step is never reached, `give_up_change` goes back.
+A change is another strategy, other hosts, or one rank less on a slow host. `launch.restarts` calls `make_change` after
+the ranks have left, and `Watch`, which follows an attempt, calls `note_step` at the first step after the restart. If
+steps are then slower than before, the ranks may ask to undo the change. If the first step is never reached,
+`give_up_change` goes back.
 """
 
 from __future__ import annotations

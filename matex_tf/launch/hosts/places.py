@@ -1,6 +1,6 @@
-"""The hosts and the number of ranks of an attempt (one start of mpirun), from the run's options and the usable hosts.
+"""The hosts and the number of ranks of an attempt, from the run's options and the usable hosts.
 
-`launch.restarts` makes one `Places` for a run, and from it an `Attempt` for each start of mpirun. Hosts may be lost,
+A run has one `Places`, which makes all its attempts. Hosts may be lost,
 come back or change in the host files, and a slow host may lose a rank. `make_attempt` then divides the ranks among the
 hosts in proportion to their slots, the numbers of ranks for which mpirun has places: 5 ranks on 2 hosts of 3 slots are
 2 and 3.
@@ -27,8 +27,7 @@ class Attempt:
 
     ranks: int
     options: list[str] = field(default_factory=list)
-    strategy: str = ""
-    """The strategy that the ranks chose; "" if they keep the requested one."""
+    strategy: str = ""  # the strategy that the ranks chose; "" if they keep the requested one
     hosts: Sequence[Host] = ()  # the used hosts, with the slots that the options or host files list
 
 

@@ -1,9 +1,8 @@
-"""Observes a run while it trains (`--adapt=ranks`): its first step, and changes of the host files, which list hosts.
+"""Observes an attempt while it trains (`--adapt=ranks`): its first step, and changes of the host files.
 
-`launch.restarts` makes a `Watch` for each attempt (one start of mpirun), and calls `look` several times a second.
-`look` reads the host files, starts queries of new hosts (whether they can be reached), and writes an offer for the
-ranks: the number of ranks with which the run could restart now (`adapt.offers`). If the ranks accept, they write a
-`Change`, which is what they ask for, and exit. `make_changed_attempt` returns the attempt with this change.
+`launch.restarts` calls `look` several times a second. `look` reads the host files, starts queries of new hosts (whether
+they can be reached), and writes an offer: the number of ranks with which the run could restart now. If the ranks
+accept, they write a `Change` and exit. `make_changed_attempt` returns the attempt with this change.
 
 Example: 2 ranks train on a host of 2 slots, and the user adds a second such host to the file. Once it has answered a
 query, the offer says 4 ranks.

@@ -14,9 +14,11 @@ from typing import Any
 
 import click
 
-from matex_tf.deploy import command, kubernetes, run_folder
+from matex_tf.deploy import command, run_folder
+from matex_tf.deploy.cluster import Cluster
 from matex_tf.deploy.job import ENDED, FORGOTTEN, STUCK, Job, JobError, State, UnreachableError
 from matex_tf.deploy.kubectl import mpijob
+from matex_tf.deploy.kubernetes import KUBERNETES
 from matex_tf.monitor import picture, recording
 
 QUERY_INTERVAL = 15.0  # seconds between queries of the scheduler
@@ -45,20 +47,20 @@ def find_run_folder(run: str, namespace: str = "") -> str:
     if not may_be_kubernetes:
         return run  # a folder that does not exist; the reader of its records says so
     try:
-        return kubernetes.find_records(Job(run, namespace=namespace))
+        return KUBERNETES.find_records(Job(run, namespace=namespace))
     except JobError as error:
         raise recording.RecordingError(command.describe_failure(run, str(error))) from None
 
 
 def _find_folder_of_number(number: str) -> str:
     try:
-        scheduler, job = command.find_job(number, "")
+        cluster, job = command.find_job(number, "")
     except click.UsageError as error:
         raise recording.RecordingError(f"there is no folder {number}, nor a job: {error.message}") from None
     if job.folder:
         return job.folder
     try:
-        explanation = f"job {number} {scheduler.find_state(job)}"
+        explanation = f"job {number} {cluster.find_state(job)}"
     except JobError as error:
         explanation = str(error)
     raise recording.RecordingError(
@@ -74,11 +76,11 @@ class JobWatch:
         self._state: State | None = None  # the last answer of the scheduler
         self._next_query_at = 0.0  # seconds of time.monotonic
         self._is_scheduler_absent = False  # this host cannot query the scheduler
-        self._scheduler: Any  # the functions of the job's cluster (`deploy.command.CLUSTERS`); None: the run is no job
+        self._cluster: Cluster[Any] | None  # of the job; None: the run is no job
         try:
-            self._scheduler, self._job = command.find_job(folder, "")
+            self._cluster, self._job = command.find_job(folder, "")
         except click.UsageError:  # `folder` belongs to no job
-            self._scheduler, self._job = None, Job("")
+            self._cluster, self._job = None, Job("")
 
     def look_at_run(self) -> WatchedState:
         """Read the state of the run, which is one of four:
@@ -94,7 +96,7 @@ class JobWatch:
         try:
             records = recording.open_run(self._folder)
         except recording.NothingRecordedError:
-            if self._scheduler is None:
+            if self._cluster is None:
                 raise
             if self._may_go_on():
                 return WatchedState(None, f"{self._describe_job()}; no rank has written anything yet", False)
@@ -102,18 +104,18 @@ class JobWatch:
             raise recording.RecordingError(f"{self._folder}: {reason}. {self._describe_job()}") from None
         if not picture.has_ended(records):
             return WatchedState(records, "", False)
-        may_come_back = picture.has_ended_to_restart(records) and self._scheduler is not None and self._may_go_on()
+        may_come_back = picture.has_ended_to_restart(records) and self._may_go_on()
         if may_come_back and not self._is_scheduler_absent:
             return WatchedState(records, f"to be restarted: {self._describe_job()}", False)
         return WatchedState(records, "", True)
 
     def _may_go_on(self) -> bool:
         """Whether the job may still start, or be restarted."""
-        if Path(self._folder, run_folder.EXIT_CODE).exists():  # the job script has ended
+        if self._cluster is None or Path(self._folder, run_folder.EXIT_CODE).exists():  # the job script has ended
             return False
         if time.monotonic() >= self._next_query_at:
             try:
-                self._state = self._scheduler.find_state(self._job)
+                self._state = self._cluster.find_state(self._job)
             except UnreachableError:
                 pass  # the scheduler does not answer now
             except JobError:  # such as a missing command

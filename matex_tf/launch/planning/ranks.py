@@ -25,8 +25,7 @@ CHECKED_STEPS = 60
 """Steps of a run of --check. The last 20 are measured (`phantoms.SETTLED_STEPS`). Before them, usually by step 36,
 the ranks have chosen whether updates overlap (`adapt.step_trials`).
 """
-MEASURE_SECONDS = 120
-"""The time limit of the ranks that `run_ranks` starts."""
+MEASURE_SECONDS = 120  # the time limit of the ranks that `run_ranks` starts
 Launch = Callable[[int, Sequence[str], Sequence[str], Mapping[str, str] | None], list[str]]
 """Makes the command line that starts ranks, from their number, the script with its arguments, options of mpirun, and
 the environment in which it will run (None: the one of this process).

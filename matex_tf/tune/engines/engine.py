@@ -1,4 +1,4 @@
-"""The interface of engines, and their names. An engine is a search method, such as random search."""
+"""The interface of engines, and their names."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from matex_tf.tune.space import Config, Space
 class Engine(Protocol):
     """Proposes configurations that minimize the cost: the objective, negated if it is to be maximized."""
 
-    slow: bool
-    """Whether proposals take long, so that they are computed ahead."""
+    slow: bool  # whether proposals take long, so that they are computed ahead
 
     def ask(self) -> Config:
         """A configuration to try. Earlier proposals without a cost yet are taken into account."""

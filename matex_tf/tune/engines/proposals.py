@@ -1,7 +1,4 @@
-"""Proposals of an engine without duplicates, computed ahead if the engine is slow.
-
-An engine proposes configurations to try, and is told the cost of each: what `matex tune` minimizes.
-"""
+"""Proposals of an engine without duplicates, computed ahead if the engine is slow."""
 
 from __future__ import annotations
 
@@ -12,10 +9,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from matex_tf.tune.engines.engine import Engine
 from matex_tf.tune.space import Config, Space, make_key
 
-ENGINE, WARM = "engine", "warm"
-"""Origins of configurations: proposed by the engine, or the best of an earlier search."""
-_TRIES = 20
-"""After this many proposals that are duplicates, a configuration is drawn at random."""
+ENGINE, WARM = "engine", "warm"  # origins of configurations: proposed by the engine, or the best of an earlier search
+_TRIES = 20  # after this many proposals that are duplicates, a configuration is drawn at random
 
 
 class ExhaustedError(RuntimeError):

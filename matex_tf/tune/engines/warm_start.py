@@ -1,8 +1,6 @@
 """Warm start: first configurations from earlier searches of similar tasks. Pure functions.
 
 The method is that of section 4.1 of the paper XAI (`planner.papers.xai`).
-
-A task is the sizes of the data and the model, and the loss (`database.FEATURES`).
 """
 
 from __future__ import annotations
@@ -13,13 +11,10 @@ from typing import Any
 
 from matex_tf.tune.space import Config, Space
 
-TASKS = 4
-"""The largest number of earlier searches that provide initial configurations."""
-MAX_DISTANCE = 1.0
-"""The largest distance of similar tasks (`compute_task_distance`)."""
+TASKS = 4  # the largest number of earlier searches that provide initial configurations
+MAX_DISTANCE = 1.0  # the largest distance of similar tasks (`compute_task_distance`)
 _SIZES = ("rows", "columns", "classes", "parameters")  # the features of a task that are numbers
-_MIN_SIZES = 2
-"""The number of sizes that must be known of both tasks."""
+_MIN_SIZES = 2  # the number of sizes that must be known of both tasks
 
 
 def compute_task_distance(task: Mapping[str, Any], other_task: Mapping[str, Any]) -> float:

@@ -24,12 +24,9 @@ class Line:
     """The line of a trial."""
 
     name: str
-    text: str
-    """Shown under the pointer."""
-    style: str
-    """Classes of CSS."""
-    positions: list[float | None]
-    """On each axis, from 0 to 1; None: the line passes below the axis."""
+    text: str  # shown under the pointer
+    style: str  # classes of CSS
+    positions: list[float | None]  # on each axis, from 0 to 1; None: the line passes below the axis
 
 
 def compute_position(parameter: Parameter, value: Value) -> float:

@@ -12,8 +12,7 @@ import numpy as np
 
 from matex_tf.tune.space import Choice, Config, Parameter
 
-MIN_TRIALS = 8
-"""The minimum number of trials."""
+MIN_TRIALS = 8  # the minimum number of trials
 _GROUPS, _MIN_GROUP = 5, 4  # groups of a range at most, and trials in a group at least
 
 

@@ -15,9 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from matex_tf.deploy import following, run_folder, slurm
+from matex_tf.deploy import following, run_folder
+from matex_tf.deploy.cluster import SCRIPT
 from matex_tf.deploy.job import ENDED, FORGOTTEN, RUNNING, STUCK, WAITING, Job, JobError, State, UnreachableError
 from matex_tf.deploy.sbatch import job_script
+from matex_tf.deploy.slurm import SLURM
 from matex_tf.tune.trials.trial import (
     GRACE,
     OUTPUT,
@@ -33,8 +35,7 @@ from matex_tf.tune.trials.trial import (
 from matex_tf.world import task_environment
 from matex_tf.world.exit_codes import EXIT_REQUEUE
 
-FORGET_SECONDS = 300.0
-"""Seconds after which Slurm by default forgets a job that has ended (MinJobAge)."""
+FORGET_SECONDS = 300.0  # seconds after which Slurm by default forgets a job that has ended (MinJobAge)
 BEGAN, CODE, STOP_REQUEST = "began", run_folder.EXIT_CODE, "told"
 """Files of a trial's folder: written when the job begins, at its end, and by the search that asks it to end."""
 _ENDED_BY_SLURM = {"TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "REVOKED"}
@@ -42,10 +43,10 @@ _ENDED_BY_SLURM = {"TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "REVOKED"}
 
 
 def format_trial_job(
-    job_options: job_script.Slurm, target: Sequence[str], folder: Path, variables: Mapping[str, str], pause: int
+    job_options: job_script.Slurm, target: Sequence[str], folder: Path, variables: Mapping[str, str], rules: Rules
 ) -> str:
     """The script of the job that runs a trial of `target` in its absolute `folder`."""
-    trial_variables = make_variables(folder, variables, pause)
+    trial_variables = make_variables(folder, variables, rules)
     preparation = [
         *(f"export {name}={shlex.quote(value)}" for name, value in trial_variables.items()),
         f'echo "$SLURM_JOB_ID" > "$run_folder/{BEGAN}"',
@@ -143,14 +144,14 @@ class JobTrial(Trial):
         interval = self._query_interval if self._stop_requested_at is None else following.LOOK_EACH
         self._next_query_at = time.monotonic() + interval
         try:
-            state = slurm.find_state(self.job)
+            state = SLURM.find_state(self.job)
         except UnreachableError as error:
             self._say(f"{error}; it is asked again", "unreachable")
             return None
         self.waits = state.phase != RUNNING
         if state.phase == WAITING:  # for the first time, or queued again after a node was lost
             (self.folder / BEGAN).unlink(missing_ok=True)
-        if state.meaning:
+        if state.meaning and state.phase != ENDED:
             self._say(f"job {self.job.id} {state}", state.words)
         return state
 
@@ -161,21 +162,21 @@ class JobTrial(Trial):
         self._next_query_at = 0.0  # the next poll asks Slurm whether the job has ended
         try:
             if asks_to_save:
-                slurm.ask_to_end(self.job)
+                SLURM.ask_to_end(self.job)
             else:
-                slurm.cancel_job(self.job)
+                SLURM.end_job(self.job)
         except JobError as error:
             self._say(f"{error}; it is tried again in {GRACE:.0f} s", "cancel")
 
 
 def has_job(folder: Path) -> bool:
     """Whether a job of the trial in `folder` may have been submitted, and its outcome is not recorded yet."""
-    return (folder / slurm.SCRIPT).is_file()
+    return (folder / SCRIPT).is_file()
 
 
 def forget_job(folder: Path) -> None:
     """Remove the files of a job from the folder of its trial."""
-    for name in (slurm.SCRIPT, run_folder.NOTE, BEGAN, CODE, STOP_REQUEST):
+    for name in (SCRIPT, run_folder.NOTE, BEGAN, CODE, STOP_REQUEST):
         (folder / name).unlink(missing_ok=True)
 
 
@@ -206,7 +207,7 @@ class Jobs:
         if not job_id and (folder / BEGAN).is_file():
             job_id = (folder / BEGAN).read_text().strip()
         if not job_id:  # the search was killed while it submitted the job
-            job_id = next(iter(slurm.find_queued(folder / slurm.SCRIPT)), "")
+            job_id = next(iter(SLURM.find_queued(folder / SCRIPT)), "")
         if not job_id:
             return None
         return self._make_trial(folder, Job(job_id, str(folder)), rules, was_resumed=True)
@@ -218,13 +219,13 @@ class Jobs:
         forget_job(folder)
         # The name of the jobs of all trials, followed by the number of this trial, which ends the name of `folder`.
         job_options = replace(self.job_options, name=f"{self.job_options.name}-{folder.name.rpartition('-')[2]}")
-        script_text = format_trial_job(job_options, target, folder, variables, rules.pause or 0)
+        rules = replace(rules, saves_states=True)  # a job may be requeued, and then needs a saved state
+        script_text = format_trial_job(job_options, target, folder, variables, rules)
         environment = remove_own_variables(task_environment.remove_job_variables(os.environ))
-        job = slurm.submit_script(script_text, folder, job_options, cwd=self.source, env=environment)
+        job = SLURM.submit_script(script_text, folder, job_options, cwd=self.source, env=environment)
         return self._make_trial(folder, job, rules)
 
     def _make_trial(self, folder: Path, job: Job, rules: Rules, was_resumed: bool = False) -> Trial:
         # All jobs together are queried once in ASK_EACH seconds, but each before Slurm may forget its end.
         query_interval = min(following.ASK_EACH * self.parallel, FORGET_SECONDS / 2)
-        saving_rules = replace(rules, pause=rules.pause or 0)  # a job may be requeued, and then needs a saved state
-        return JobTrial(folder, job, saving_rules, query_interval, self.say, was_resumed)
+        return JobTrial(folder, job, replace(rules, saves_states=True), query_interval, self.say, was_resumed)

@@ -1,5 +1,5 @@
-"""The working folder of a trial (`trial.PLACE`), a mirror of the user's folder in which it may write (`files.mirror`),
-and the values passed to its script: as options, as environment variables, or by placeholders such as {{lr}} in files.
+"""The place of a trial (`trial.PLACE`, `files.mirror`), and the values passed to its script: as options, as environment
+variables, or by placeholders such as {{lr}} in files.
 """
 
 from __future__ import annotations

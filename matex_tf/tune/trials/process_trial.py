@@ -1,7 +1,4 @@
-"""Trials that run as child processes of this one, and end with this process.
-
-Each trial has a `Slot`: the CPUs, GPUs or hosts of one of the concurrent trials.
-"""
+"""Trials that run as child processes of this one, and end with this process."""
 
 from __future__ import annotations
 
@@ -41,7 +38,7 @@ class ProcessTrial(Trial):
         super().__init__(folder, rules)
         self._started_at = time.monotonic()
         environment = remove_own_variables(task_environment.remove_task_variables(os.environ))
-        environment |= make_variables(folder, variables, rules.pause)
+        environment |= make_variables(folder, variables, rules)
         environment["MATEX_PASSED"] = " ".join(variables)  # names that mpirun passes on to ranks of other hosts
         if slot.gpus:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(slot.gpus)

@@ -1,7 +1,4 @@
-"""Resources of concurrent trials: cores and GPUs of this machine, or hosts, distributed evenly.
-
-A `Slot` is the resources of one trial. `Host.slots` is another thing: how many ranks may run on a host.
-"""
+"""The slots of concurrent trials. `Host.slots` is another thing: how many ranks may run on a host."""
 
 from __future__ import annotations
 

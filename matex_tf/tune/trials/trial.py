@@ -5,8 +5,7 @@ Its saved states are files of the folder STATE, from which it continues after a 
 interface of running trials: processes of this machine (`process_trial`), or Slurm jobs (`job_trial`).
 
 A search polls each trial until `poll` returns an `Outcome`. A trial has exit code 75 (EXIT_REQUEUE) if it was asked to
-end: by its rung (it has paused), by the search, or from outside (it was stopped). A rung is a number of epochs after
-which trials pause, so that the search continues only the best.
+end: by its rung (it has paused), by the search, or from outside (it was stopped).
 """
 
 from __future__ import annotations
@@ -32,8 +31,7 @@ DONE, FAILED, STOPPED, PAUSED = "done", "failed", "stopped", "paused"
 """States of a trial that has ended: complete; failed; ended from outside, to be continued; paused at a rung."""
 OUTPUT, NOTED, LOCK, PLACE, STATE = "output", "noted.jsonl", "lock", "place", "state"
 """Names in the folder of a trial: its printed output, logged lines, lock, working folder (PLACE) and saved states."""
-GRACE = 20.0
-"""Seconds that a trial has to end after it was asked to."""
+GRACE = 20.0  # seconds that a trial has to end after it was asked to
 _TAIL_LINES, _TAIL_BYTES = 10, 8192  # at most, of the end of the output in an outcome
 _MAX_BYTES = 64 << 20  # of the output that is read
 
@@ -42,32 +40,22 @@ _MAX_BYTES = 64 << 20  # of the output that is read
 class Slot:
     """The resources of one of several concurrent trials: CPUs and GPUs of this machine, or hosts."""
 
-    cpus: tuple[int, ...] = ()
-    """(): all CPUs."""
-    gpus: tuple[str, ...] = ()
-    """(): all GPUs."""
-    hosts: tuple[Host, ...] = ()
-    """(): this machine, or the hosts that `matex run` finds."""
-    part: str = ""
-    """The part of each host, such as "1/2", if trials share hosts; "": all of it."""
+    cpus: tuple[int, ...] = ()  # (): all CPUs
+    gpus: tuple[str, ...] = ()  # (): all GPUs
+    hosts: tuple[Host, ...] = ()  # (): this machine, or the hosts that `matex run` finds
+    part: str = ""  # the part of each host, such as "1/2", if trials share hosts; "": all of it
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
     """The outcome of a trial."""
 
-    state: str
-    """DONE, FAILED, STOPPED or PAUSED."""
-    value: float | None = None
-    """The objective; None if there is none."""
-    kind: str = ""
-    """A short name of the reason of a failure: failures of the same kind are alike."""
-    why: str = ""
-    """The explanation of a failure, or of a missing value."""
-    tail: str = ""
-    """The end of the output."""
-    seconds: float = 0.0
-    """The duration since the start; in a record, the sum over all starts of the trial."""
+    state: str  # DONE, FAILED, STOPPED or PAUSED
+    value: float | None = None  # the objective; None if there is none
+    kind: str = ""  # a short name of the reason of a failure: failures of the same kind are alike
+    why: str = ""  # the explanation of a failure, or of a missing value
+    tail: str = ""  # the end of the output
+    seconds: float = 0.0  # the duration since the start; in a record, the sum over all starts of the trial
     curve: tuple[Point, ...] = field(default=(), compare=False)
     """The values of the objective in the course of the trial."""
 
@@ -77,20 +65,16 @@ class Rules:
     """When a trial ends, and how it is judged."""
 
     objective: Objective
-    limit: float = 0.0
-    """Seconds; 0: no limit."""
-    pause: int | None = None
-    """The next rung: the epochs of `fit`, counted from the first start, after which the trial saves its state and ends.
-
-    0: it saves its state, but does not pause. None: it saves no state.
-    """
+    limit: float = 0.0  # seconds; 0: no limit
+    pause: int = 0
+    """The next rung: the epochs of `fit`, counted from the first start, after which the trial ends; 0: none."""
+    saves_states: bool = False
 
 
 class Trial(ABC):
     """A running trial, with a `folder` of its own (OUTPUT, NOTED, ...)."""
 
-    waits = False
-    """Whether the trial is still in a queue."""
+    waits = False  # whether the trial is still in a queue
 
     def __init__(self, folder: Path, rules: Rules):
         self.folder, self.rules = folder, rules
@@ -144,7 +128,7 @@ class Trial(ABC):
     @property
     def has_reached_rung(self) -> bool:
         """Whether as many epochs have ended as `Rules.pause` requires."""
-        return 0 < (self.rules.pause or 0) <= self.epochs
+        return 0 < self.rules.pause <= self.epochs
 
     def read_new_lines(self) -> None:
         """Add the lines that the trial has logged since the last call to `lines`."""
@@ -204,7 +188,7 @@ class Trial(ABC):
 
     def _list_states(self) -> set[tuple[str, int]]:
         """The names of the saved states (within or at the end of a call of `fit`), with the times of their files."""
-        files = self.folder.glob(f"{STATE}/*") if self.rules.pause is not None else ()
+        files = self.folder.glob(f"{STATE}/*") if self.rules.saves_states else ()
         return {(file.name, file.stat().st_mtime_ns) for file in files if file.name.startswith(("state-", "end-"))}
 
 
@@ -242,7 +226,7 @@ def remove_own_variables(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name not in _OWN_VARIABLES}
 
 
-def make_variables(folder: Path, variables: Mapping[str, str], pause: int | None) -> dict[str, str]:
+def make_variables(folder: Path, variables: Mapping[str, str], rules: Rules) -> dict[str, str]:
     """The environment variables of a trial in `folder`: the `variables` of its configuration, and its settings."""
-    state_variables = {"MATEX_STATE": str(folder / STATE), "MATEX_PAUSE": str(pause)} if pause is not None else {}
-    return {**variables, "MATEX_TRIAL": str(folder / NOTED), **state_variables}
+    state_variables = {"MATEX_STATE": str(folder / STATE), "MATEX_PAUSE": str(rules.pause)}
+    return {**variables, "MATEX_TRIAL": str(folder / NOTED), **(state_variables if rules.saves_states else {})}
