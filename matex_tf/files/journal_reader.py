@@ -31,7 +31,6 @@ HEAD = 8
 SYSTEM = ("/dev", "/proc", "/sys", "/run")
 NOT_MOVED = -1
 """In place of an inode: the note replaces the note of a moved file, whose old content is in a copy now."""
-_KINDS = range(1, 8)  # of collectives, without 8, the rendezvous after a failed step (see `ops.count_completed`)
 _MAX_NOTE_SECONDS = 60.0
 """A script that knows its rank may wait in a loop for a file of rank 0, without a collective. Then a note would hide
 the file for ever. So for such a script a note holds this long at most.
@@ -39,8 +38,8 @@ the file for ever. So for such a script a note holds this long at most.
 
 
 def count_collectives() -> int:
-    """The number of collectives that this rank has completed."""
-    return sum(ops.count_completed(kind) for kind in _KINDS)
+    """The number of collectives that this rank has completed, without the rendezvous after failed steps."""
+    return sum(ops.count_completed(kind) for kind in ops.Kind if kind is not ops.Kind.FAILURE)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,6 @@ from matex_tf import ops
 from matex_tf.ops import records
 from matex_tf.world import membership, world
 
-_KIND = 6  # `ops.rendezvous` numbers the kinds of collectives; this one is a control message
 _MAX_COMPARED_BYTES = 1 << 16
 """The largest value that ranks compare by a digest. For larger values, a digest takes more time than it saves."""
 
@@ -110,4 +109,4 @@ def _measure_size(value: Any) -> int:
 def _meet_ranks(operation: str, purpose: str, size: int = 0, rows: int = 0) -> None:
     """Wait until all ranks have called this function. Raises an error if ranks differ in `operation` or `purpose`."""
     key = hashlib.blake2b(f"{operation} {purpose}".encode(), digest_size=8).digest()
-    ops.rendezvous(_KIND, int.from_bytes(key, "little"), purpose, size, rows)
+    ops.rendezvous(ops.Kind.CONTROL, int.from_bytes(key, "little"), purpose, size, rows)

@@ -29,7 +29,6 @@ from matex_tf.world import exit_codes, membership, mpi_calls, task_environment, 
 
 REQUESTS = (signal.SIGTERM, signal.SIGUSR1)
 """The signals that ask a run to end and to resume later."""
-_KIND = 7  # the end of the script, see `ops.rendezvous`
 _FLUSH_SECONDS = 5.0  # the limit for writing open files before an abort
 
 script_ended: list[Callable[[], None]] = []
@@ -246,7 +245,7 @@ def await_cause() -> None:
     Returns only if that rank has caught the error.
     """
     try:
-        ops.rendezvous(_KIND, 0, "the end of its script, for an error of another rank")
+        ops.rendezvous(ops.Kind.EXIT, 0, "the end of its script, for an error of another rank")
     except errors.MismatchError as error:
         _await_others_at_end(error)
 
@@ -280,7 +279,9 @@ def end_rank() -> None:
     if exit_text:
         description += f" ({exit_text})"
     try:
-        membership.attempt_collectives(description, lambda: ops.rendezvous(_KIND, 0, description, exit_code=code))
+        membership.attempt_collectives(
+            description, lambda: ops.rendezvous(ops.Kind.EXIT, 0, description, exit_code=code)
+        )
     except errors.MismatchError as error:
         # Another rank is at another collective.
         if code and ops.find_cause(str(error)) is ops.Cause.ENDED:

@@ -307,7 +307,7 @@ class _Watch:
             number=waiting.number, waits_at=waiting.what, place=script_frames.describe_place(stack),
             doing="; ".join(activity for activity, _ in activities),
             has_excuse=any(time.monotonic() < deadline for _, deadline in activities),
-            updates=ops.count_completed(ops.GRADIENTS),
+            updates=ops.count_updates(),
             stack=(*script_frames.format_stack(stack), *thread_errors.describe().splitlines()),
         )  # fmt: skip
 
@@ -387,7 +387,7 @@ class _Watch:
         waiting_ranks = [rank for rank in self.ranks if rank not in late_ranks]
         names = ", ".join(f"rank {rank} ({hosts[rank]})" for rank in waiting_ranks[:_MAX_RANKS])
         names += f" and {len(waiting_ranks) - _MAX_RANKS} more" if len(waiting_ranks) > _MAX_RANKS else ""
-        updates = ops.count_completed(ops.GRADIENTS)
+        updates = ops.count_updates()
         place = f"{stall.what} (collective number {stall.number}, after {updates} updates)"
         verb = "have" if len(waiting_ranks) > 1 else "has"
         lines = [f"matex_tf: for {waited:.0f} s {names} {verb} waited at {place} for:"]
@@ -409,7 +409,7 @@ class _Watch:
         """The message if no rank is late: ranks wait for one another, or a transfer of all ranks takes this long."""
         hosts = self.me.hosts
         reasons = "for one another, because their code has diverged, or for a transfer that takes this long"
-        progress = f"after {ops.count_completed(ops.GRADIENTS)} updates"
+        progress = f"after {ops.count_updates()} updates"
         lines = [f"matex_tf: all ranks have waited for up to {waited:.0f} s, {progress}: {reasons}:"]
         for rank in self.ranks[:_MAX_RANKS]:
             answer = stall.answers[rank]
