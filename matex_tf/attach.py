@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from matex_tf import errors, settings
 from matex_tf.runtime import excepthook, notes, objects, rank_records, script_frames, seeding, shared_memory, shutdown
-from matex_tf.world import launcher_variables, membership, placement, start_variables, task_environment, world
+from matex_tf.world import (
+    launcher_processes,
+    launcher_variables,
+    membership,
+    placement,
+    start_variables,
+    task_environment,
+    world,
+)
 
 if TYPE_CHECKING:
     from matex_tf.resilience import run_state
@@ -53,7 +61,7 @@ def attach_runtime() -> None:
 def _attach() -> None:
     """See `attach_runtime`."""
     rank_records.note_launcher(os.environ)
-    task_environment.note_launchers(os.environ)
+    launcher_processes.note_launchers(os.environ)
     task = task_environment.find_task(os.environ)
     try:
         # A size of 0 is an unknown size, perhaps several. A single rank that keeps its state works like one of several,

@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 from matex_tf import errors, ops, settings
 from matex_tf.runtime import losses, rank_records, script_frames, shutdown, thread_errors
 from matex_tf.thread_flag import is_main_thread
-from matex_tf.world import exit_codes, launcher_variables, membership, task_environment, terminal, world
+from matex_tf.world import exit_codes, launcher_processes, launcher_variables, membership, terminal, world
 
 # A frame of a traceback as text; its only group is the file.
 _FRAME = re.compile(r'  File "(.*)", line \d+, in .*\n(?:    .*\n|\n)*')
@@ -72,7 +72,7 @@ def _match_launcher_terminal() -> None:
 
     Open MPI gives each rank a pseudo-terminal. Colours and progress bars would otherwise end up in log files.
     """
-    if task_environment.is_mpirun_at_terminal(1) is False:  # 1: the descriptor of standard output; None: unknown
+    if launcher_processes.is_mpirun_at_terminal(1) is False:  # 1: the descriptor of standard output; None: unknown
         sys.stdout.isatty = lambda: False  # type: ignore[method-assign]
 
 

@@ -25,7 +25,16 @@ from matex_tf import errors, ops, settings
 from matex_tf.ops import cache
 from matex_tf.runtime import losses, objects, rank_records, real_files
 from matex_tf.thread_flag import starts_own
-from matex_tf.world import exit_codes, membership, mpi_calls, task_environment, terminal, time_limit, world
+from matex_tf.world import (
+    exit_codes,
+    launcher_processes,
+    membership,
+    mpi_calls,
+    task_environment,
+    terminal,
+    time_limit,
+    world,
+)
 
 REQUESTS = (signal.SIGTERM, signal.SIGUSR1)
 """The signals that ask a run to end and to resume later."""
@@ -204,7 +213,7 @@ def hear_requests(handle: Callable[[str], None], finish: Callable[[], None]) -> 
     is called, and the process ends. `matex run` passes its requests to the ranks as SIGUSR1. A signal from an unknown
     sender is a request. The sender is unknown without `matex run`, or if a later handler replaced this one.
     """
-    engine, launchers = ops.get_library().c, list(task_environment.get_launchers())
+    engine, launchers = ops.get_library().c, list(launcher_processes.get_launchers())
 
     def hear(signal_number: int, frame: Any) -> None:
         is_from_launcher = bool(engine.matex_came_from_launchers(signal_number))

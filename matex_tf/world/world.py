@@ -16,7 +16,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from matex_tf import errors, settings
-from matex_tf.world import missing_mpi, mpi_calls, mpirun_options, phantom_rank, task_environment, time_limit
+from matex_tf.world import (
+    launcher_variables,
+    missing_mpi,
+    mpi_calls,
+    mpirun_options,
+    phantom_rank,
+    task_environment,
+    time_limit,
+)
 
 
 @dataclass
@@ -213,7 +221,7 @@ def _join_ranks(MPI: Any) -> World:
         )
     life = _make_life_communicator(communicator) if settings.get_settings().elastic else None
     world = _make_world(MPI, communicator, life)
-    task_environment.keep_children_out()
+    launcher_variables.keep_children_out()
     return world
 
 

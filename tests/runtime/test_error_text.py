@@ -10,7 +10,7 @@ import pytest
 import matex_tf
 from matex_tf.errors import BuildError
 from matex_tf.runtime import excepthook
-from matex_tf.world import launcher_variables, task_environment
+from matex_tf.world import launcher_variables
 
 
 def describe(error: Exception) -> str:
@@ -29,7 +29,7 @@ def launched(monkeypatch):
     monkeypatch.setattr(launcher_variables, "removed", set())
     monkeypatch.setattr(launcher_variables, "when_read", said := [])
     with mock.patch.dict(os.environ, VARIABLES):
-        task_environment.keep_children_out()
+        launcher_variables.keep_children_out()
         yield said
     os.environ.__class__ = os.environb.__class__ = os._Environ
 
