@@ -19,8 +19,8 @@ from matex_tf.runtime import excepthook, notes, objects, rank_records, script_fr
 from matex_tf.world import (
     launcher_processes,
     launcher_variables,
-    membership,
     placement,
+    script_knowledge,
     start_variables,
     task_environment,
     world,
@@ -114,7 +114,7 @@ def _start_engine(own_world: world.World) -> None:
     elastic.enable_attempts()
     elastic_step.attempt_steps()
     if not own_world.is_phantom:
-        membership.watch_mpi()
+        script_knowledge.watch_mpi()
         watchdog.start_watching()
     ops.get_library()
     hooks.call_when_imported("tensorflow", lambda _: hooks.note_newer())

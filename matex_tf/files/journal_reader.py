@@ -23,7 +23,7 @@ from typing import Any
 
 from matex_tf import ops
 from matex_tf.runtime import real_files
-from matex_tf.world import world
+from matex_tf.world import script_knowledge, world
 
 NAME = "notes"
 HEAD = 8
@@ -180,7 +180,7 @@ class Notes:
         oldest_note, noted_path = None, key
         if self._notes:
             # A child process, which may live long, does not know whether the script has asked for its rank since.
-            may_expire = world.script_knows_ranks or not world.is_active()
+            may_expire = script_knowledge.knows_ranks or not world.is_active()
             now = time.monotonic() if may_expire else 0.0  # 0.0: notes do not expire
             for path in list_parents(key):
                 # A note of a move comes before the move. It holds once the file is at its new path.
