@@ -198,7 +198,7 @@ def _attach_single(task: task_environment.Task | None) -> None:
 
 
 def _end_for_error(error: errors.RankError | errors.SettingError, task: task_environment.Task | None) -> NoReturn:
-    """End this process for an error before it has joined the other ranks. `report_error` lets only one rank print.
+    """End this process for an error before it has joined the other ranks. Only one rank prints it.
 
     Perhaps only this rank has an invalid setting, and the others wait in MPI_Init: this rank joins MPI to abort them,
     and its message has its number. Other errors, such as a missing MPI, are those of every rank, which ends by itself.
@@ -208,7 +208,8 @@ def _end_for_error(error: errors.RankError | errors.SettingError, task: task_env
     aborts_others = isinstance(error, errors.SettingError)
     prefix = f"rank {task.rank}: " if aborts_others else ""
     message, host = f"matex_tf: {prefix}{error}\n", socket.gethostname()
-    rank_records.report_error(message, task.rank, waits=not aborts_others, size=task.size, host=host, abort_code=1)
+    if not rank_records.note_error(message, task.rank, size=task.size, host=host, abort_code=1):
+        rank_records.show_error(message, task.rank, waits=not aborts_others)
     if aborts_others:
         shutdown.abort_unjoined(task)
     raise SystemExit(1) from None

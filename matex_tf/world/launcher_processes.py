@@ -39,7 +39,7 @@ def note_launchers(environment: Mapping[str, str]) -> None:
     """Find the launcher of the rank with this `environment`. Called before the launcher's variables are removed.
 
     Only with `matex run`, which sends its requests as SIGUSR1, a SIGTERM from the launcher is an abort
-    (`shutdown.hear_requests`). So without it there is nothing to find.
+    (`end_requests.hear_requests`). So without it there is nothing to find.
     """
     global _noted
     if not environment.get("MATEX_PROOF"):

@@ -9,7 +9,7 @@ import pytest
 
 import matex_tf
 from matex_tf.errors import BuildError
-from matex_tf.runtime import excepthook
+from matex_tf.runtime import tracebacks
 from matex_tf.world import launcher_variables
 
 
@@ -17,7 +17,7 @@ def describe(error: Exception) -> str:
     try:
         raise error
     except Exception as raised:
-        return excepthook.describe_error(raised, raised.__traceback__)
+        return tracebacks.describe_error(raised, raised.__traceback__)
 
 
 VARIABLES = {"OMPI_COMM_WORLD_LOCAL_RANK": "1", "SLURM_LOCALID": "1", "SLURM_NTASKS": "2", "PMIX_SERVER_URI": "a"}
