@@ -7,7 +7,7 @@ The end of a run, in this order:
 
 1. A script ends: by `atexit`, `shutdown.end_rank` lets all ranks meet, exchange exit codes, and finalize MPI. Functions
    in the lists of `shutdown` run before and after. `exit_codes` of `world` has the code of the script.
-2. Or it fails: `excepthook` gets the error, `tracebacks` makes its text. A rank that fails only because another rank has
+2. Or it fails: `excepthook` gets the error, `tracebacks` makes its text. A rank that fails because another rank has
    failed (`losses`) waits for that rank. The failed rank calls `shutdown.abort_with_error`: it writes open files
    (`open_files`), records the error (`rank_records`), lets rank 0 come as far (`failed_ranks`), and aborts all ranks.
    `thread_errors` keeps errors of other threads until then.
