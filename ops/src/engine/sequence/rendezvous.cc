@@ -10,6 +10,7 @@
 #include <memory>
 #include <vector>
 
+#include "engine/base/immortal.h"
 #include "engine/mpi/failure.h"
 #include "engine/mpi/arrivals.h"
 #include "engine/sequence/reports.h"
@@ -33,10 +34,7 @@ struct Sequence {
   std::unique_ptr<Arrivals> arrivals;  // the shared memory in which ranks meet; null: they meet by messages of MPI
 };
 
-Sequence& TheSequence() {
-  static Sequence* const sequence = new Sequence;
-  return *sequence;
-}
+Sequence& TheSequence() { return Immortal<Sequence>(); }
 
 // The report of this rank for the error of a rendezvous at which ranks are at different collectives (reports.h).
 Report ReportOf(const World& world, const Call& call, int64_t number) {
@@ -120,7 +118,7 @@ Error Meet(const Call& call) {
   if (world.has_peers() && sequence.poison) return sequence.poison;
   RecordBegin(call);
   if (!world.has_peers()) return Error();
-  NoteWait(Waiter::kSequence, &call.place, call.layout);
+  NoteWait(Waiter::kSequence, call.place, call.layout);
   bool is_failed_step = false;
   Error error;
   {

@@ -35,12 +35,8 @@ struct RankGroup {
 
   // Adds other ranks with the same report; keeps the lowest names.
   void Add(const RankGroup& other) {
-    Member both[2 * kNamed];
-    Member* const middle = std::copy_n(named, CountNamed(), both);
-    Member* const end = std::copy_n(other.named, other.CountNamed(), middle);
-    std::sort(both, end, [](const Member& a, const Member& b) { return a.rank < b.rank; });
+    KeepLowest(named, ranks, other.named, other.ranks);
     ranks += other.ranks;
-    std::copy_n(both, CountNamed(), named);
   }
 };
 
