@@ -16,7 +16,7 @@ from typing import Any
 from matex_tf import errors, settings
 from matex_tf.world import world
 
-from . import build, cache, compiler, interface
+from . import build, build_lock, compiler, interface
 
 # The default size of a transfer, by whether there are several nodes: within a node it should stay in the cache, between
 # nodes each transfer costs a start-up time.
@@ -88,7 +88,7 @@ def _load_engine() -> ctypes.CDLL:
     """The engine's library, loaded but not started; the first call builds it if necessary."""
     global _plan, _engine
     if _engine is None:
-        cache.speaks = world.get_world().rank == 0  # whether this process prints that it waits for a build
+        build_lock.speaks = world.get_world().rank == 0  # whether this process prints that it waits for a build
         _plan = build.make_engine_plan()
         compiler.load_mpi()
         _engine = _load_file(build.ensure_library(_plan), interface.load_library, OSError)

@@ -154,7 +154,7 @@ def announce_exchange(place: str) -> Iterator[None]:
 
 
 def announce_turns(turns: Sequence[int]) -> None:
-    """Announce the collectives of the next v1 run by their attribute `turn` (`handles.py`), in the order that all ranks
+    """Announce the collectives of the next v1 run by their attribute `turn` (`order.py`), in the order that all ranks
     use.
 
     A collective that is ready before its turn waits without holding a thread. An empty list ends the run: collectives

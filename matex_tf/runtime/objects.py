@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from matex_tf import ops
+from matex_tf.lazy import MPI
 from matex_tf.ops import records
 from matex_tf.world import membership, world
 
@@ -54,8 +55,6 @@ def _are_same(packed: bytes) -> bool:
     """
     if world.get_world().is_phantom:
         return True
-    from mpi4py import MPI
-
     digest = hashlib.blake2b(packed, digest_size=8).digest()
     number = int.from_bytes(digest, "little") >> 1  # fits a signed integer of 64 bits, as its negative does
     # The maxima are max(number) and -min(number): opposite only if all ranks have the same number. A rank with a large

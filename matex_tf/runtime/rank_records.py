@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from matex_tf import errors
+from matex_tf.lazy import MPI
 from matex_tf.runtime import objects, real_files
 from matex_tf.world import task_environment, terminal, world
 
@@ -136,8 +137,6 @@ def begin_record() -> None:
             f"no rank sees {_folder}, in which `matex run` expects the records of the ranks. Set "
             "MATEX_CACHE_DIR to a folder on a file system that all hosts share, or start the script with mpirun itself."
         )
-    from mpi4py import MPI
-
     me = world.get_world()
     note(
         rank=me.rank, size=me.size, local_size=me.local_size, host=me.host, process=os.getpid(),

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 
 from matex_tf import errors, ops, settings
+from matex_tf.lazy import MPI
 from matex_tf.ops import cache
 from matex_tf.runtime import losses, objects, open_files, rank_records, real_files
 from matex_tf.world import (
@@ -162,8 +163,6 @@ def _await_others_at_end(error: errors.MismatchError) -> None:
     Since `error`, all collectives of the library fail, so the ranks meet at a barrier of MPI. If MPI itself failed, the
     function does not wait, because the other ranks may not know of the failure.
     """
-    from mpi4py import MPI
-
     if losses.is_loss_of_another(error):
         return
     with ops.announce_exchange("the end of scripts that have parted"), contextlib.suppress(MPI.Exception):
@@ -173,8 +172,6 @@ def _await_others_at_end(error: errors.MismatchError) -> None:
 def end_rank() -> None:
     """The last act of a rank: agree with the others that the script is over, then finalize MPI. Collective."""
     global _have_all_ended
-    from mpi4py import MPI
-
     if not world.is_active() or _is_aborting or MPI.Is_finalized():
         return
     for function in script_ended:

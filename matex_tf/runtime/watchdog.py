@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from matex_tf import ops, settings
+from matex_tf.lazy import MPI
 from matex_tf.runtime import notes, script_frames, shutdown, thread_errors
 from matex_tf.runtime.failed_ranks import FailedRanks
 from matex_tf.runtime.stalls import Answer, Stall
@@ -153,8 +154,6 @@ class _Watch:
         In an elastic run, after a loss, it watches the other ranks until one of them revokes the communicators, which
         gives every waiting rank an error.
         """
-        from mpi4py import MPI
-
         while not self.ended.is_set():
             try:
                 self._watch_ranks()
@@ -168,8 +167,6 @@ class _Watch:
 
     def _leave_out_lost(self) -> None:
         """Exclude lost ranks. The surviving ranks may need time to agree on the loss, and are watched meanwhile."""
-        from mpi4py import MPI
-
         self.communicator.Ack_failed()
         lost_group = self.communicator.Get_failed()
         lost_ranks = MPI.Group.Translate_ranks(lost_group, None, self.communicator.group)

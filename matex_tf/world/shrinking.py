@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 
+from matex_tf.lazy import MPI
 from matex_tf.world import world
 
 
@@ -22,8 +23,6 @@ def agree_on_success(is_done: bool, condition: bool) -> tuple[bool, bool]:
 
     Every rank gets the same two answers, even if a rank is lost meanwhile.
     """
-    from mpi4py import MPI
-
     try:
         # Agree computes the bitwise AND over the ranks. Bit 0: `is_done`; bit 1: `condition`.
         agreed_bits = world.get_world().life.Agree(int(is_done) | int(condition) << 1)
@@ -34,8 +33,6 @@ def agree_on_success(is_done: bool, condition: bool) -> tuple[bool, bool]:
 
 def list_lost() -> list[int]:
     """The ranks that MPI knows to be lost, by their numbers in the world before the loss. Not collective."""
-    from mpi4py import MPI
-
     me = world.get_world()
     with contextlib.suppress(MPI.Exception):  # the error of a lost rank
         me.life.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG)  # MPI detects a loss only during a call
@@ -50,8 +47,6 @@ def shrink_world() -> list[int]:
 
     Collective among the survivors.
     """
-    from mpi4py import MPI
-
     me = world.get_world()
     communicator = me.life
     while True:  # until all survivors have made the new world, and no further rank was lost meanwhile
@@ -59,7 +54,7 @@ def shrink_world() -> list[int]:
         communicator.Set_errhandler(MPI.ERRORS_RETURN)  # errors raise exceptions, and do not end the process
         new_world = None
         try:
-            new_world = world.make_world(MPI, communicator, communicator)
+            new_world = world.make_world(communicator, communicator)
         except MPI.Exception:
             communicator.Revoke()  # ranks that still wait in `make_world` get an error
         with contextlib.suppress(MPI.Exception):  # another rank was lost meanwhile

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from matex_tf import errors, settings
+from matex_tf.lazy import MPI
 from matex_tf.world import (
     launcher_variables,
     missing_mpi,
@@ -121,8 +122,6 @@ def has_threads() -> bool:
     """Whether several threads of this process may call MPI at once."""
     if get_world().is_phantom:  # no thread calls MPI at all
         return True
-    from mpi4py import MPI
-
     return MPI.Query_thread() == MPI.THREAD_MULTIPLE
 
 
@@ -162,7 +161,7 @@ def _join_task(task: task_environment.Task) -> World:
     global _task
     _task = task
     try:
-        MPI = mpi_calls.start_mpi()
+        mpi_calls.start_mpi()
     except (ImportError, RuntimeError) as error:
         raise errors.SetupError(f"{missing_mpi.describe(str(error))}. {task.launcher} started this process.") from error
     size = MPI.COMM_WORLD.Get_size()
@@ -176,7 +175,7 @@ def _join_task(task: task_environment.Task) -> World:
             f"{task.size} script.py` finds it), under Slurm with `srun --mpi=pmix`, or install an mpi4py that is "
             "built for the launcher's MPI."
         )
-    return _join_ranks(MPI)
+    return _join_ranks()
 
 
 def _set_open_mpi_defaults() -> None:
@@ -197,7 +196,7 @@ def _set_open_mpi_defaults() -> None:
             os.environ.setdefault("OMPI_MCA_btl", "^ofi")
 
 
-def _join_ranks(MPI: Any) -> World:
+def _join_ranks() -> World:
     communicator = MPI.COMM_WORLD
     if MPI.Query_thread() < MPI.THREAD_SERIALIZED:
         raise errors.SetupError(
@@ -205,12 +204,12 @@ def _join_ranks(MPI: Any) -> World:
             "in threads. Remove the lines that set `mpi4py.rc.threads` or `thread_level`."
         )
     life = _make_life_communicator(communicator) if settings.get_settings().elastic else None
-    world = make_world(MPI, communicator, life)
+    world = make_world(communicator, life)
     launcher_variables.keep_children_out()
     return world
 
 
-def make_world(MPI: Any, communicator: Any, life: Any) -> World:
+def make_world(communicator: Any, life: Any) -> World:
     """Make the world of the ranks of `communicator`. Collective. `life`: see `World.life`."""
     node_communicator = communicator.Split_type(MPI.COMM_TYPE_SHARED)  # the ranks that share memory
     rank, host, current_settings = communicator.Get_rank(), socket.gethostname(), settings.get_settings()

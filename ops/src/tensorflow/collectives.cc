@@ -53,9 +53,7 @@ REGISTER_OP("MatexAllreduce")
     .SetIsStateful()
     .SetShapeFn(shape_inference::UnchangedShape);
 
-REGISTER_KERNEL_BUILDER(Name("MatexAllreduce").Device(DEVICE_CPU), AllreduceKernel);
-REGISTER_KERNEL_BUILDER(Name("MatexAllreduce").Device(DEVICE_GPU).HostMemory("order").HostMemory("x").HostMemory("y"),
-                        AllreduceKernel);
+MATEX_REGISTER("MatexAllreduce", AllreduceKernel, HostMemory("order").HostMemory("x").HostMemory("y"));
 
 class BroadcastKernel : public Collective {
  public:
@@ -88,9 +86,7 @@ REGISTER_OP("MatexBroadcast")
     .SetIsStateful()
     .SetShapeFn(shape_inference::UnchangedShape);
 
-REGISTER_KERNEL_BUILDER(Name("MatexBroadcast").Device(DEVICE_CPU), BroadcastKernel);
-REGISTER_KERNEL_BUILDER(Name("MatexBroadcast").Device(DEVICE_GPU).HostMemory("order").HostMemory("x").HostMemory("y"),
-                        BroadcastKernel);
+MATEX_REGISTER("MatexBroadcast", BroadcastKernel, HostMemory("order").HostMemory("x").HostMemory("y"));
 
 class AllgatherKernel : public Collective {
  public:
@@ -148,10 +144,8 @@ REGISTER_OP("MatexAllgather")
       return TfStatus();
     });
 
-REGISTER_KERNEL_BUILDER(Name("MatexAllgather").Device(DEVICE_CPU), AllgatherKernel);
-REGISTER_KERNEL_BUILDER(
-    Name("MatexAllgather").Device(DEVICE_GPU).HostMemory("order").HostMemory("x").HostMemory("y").HostMemory("rows"),
-    AllgatherKernel);
+MATEX_REGISTER("MatexAllgather", AllgatherKernel,
+               HostMemory("order").HostMemory("x").HostMemory("y").HostMemory("rows"));
 
 class BarrierKernel : public Collective {
  public:
@@ -168,8 +162,7 @@ REGISTER_OP("MatexBarrier")
     .SetIsStateful()
     .SetShapeFn(shape_inference::NoOutputs);
 
-REGISTER_KERNEL_BUILDER(Name("MatexBarrier").Device(DEVICE_CPU), BarrierKernel);
-REGISTER_KERNEL_BUILDER(Name("MatexBarrier").Device(DEVICE_GPU).HostMemory("order"), BarrierKernel);
+MATEX_REGISTER("MatexBarrier", BarrierKernel, HostMemory("order"));
 
 }  // namespace
 }  // namespace matex

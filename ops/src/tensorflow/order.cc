@@ -23,8 +23,7 @@ class KeepOrderKernel : public OpKernel {
 
 REGISTER_OP("MatexKeepOrder").MATEX_ORDER.SetIsStateful().SetShapeFn(shape_inference::NoOutputs);
 
-REGISTER_KERNEL_BUILDER(Name("MatexKeepOrder").Device(DEVICE_CPU), KeepOrderKernel);
-REGISTER_KERNEL_BUILDER(Name("MatexKeepOrder").Device(DEVICE_GPU).HostMemory("order"), KeepOrderKernel);
+MATEX_REGISTER("MatexKeepOrder", KeepOrderKernel, HostMemory("order"));
 
 class PassTurnKernel : public Collective {
  public:
@@ -40,8 +39,7 @@ REGISTER_OP("MatexPassTurn")
     .SetIsStateful()
     .SetShapeFn(shape_inference::NoOutputs);
 
-REGISTER_KERNEL_BUILDER(Name("MatexPassTurn").Device(DEVICE_CPU), PassTurnKernel);
-REGISTER_KERNEL_BUILDER(Name("MatexPassTurn").Device(DEVICE_GPU).HostMemory("other_branch"), PassTurnKernel);
+MATEX_REGISTER("MatexPassTurn", PassTurnKernel, HostMemory("other_branch"));
 
 }  // namespace
 }  // namespace matex

@@ -42,8 +42,8 @@ int CombineOverRanks(MPI_Comm communicator, Value* value) {
   return code;
 }
 
-// For `Add`: `mine` = the elements with the lowest ranks of both arrays, in order of `rank`. An array may stand for more
-// elements than it has room for: `count` and `other_count` count all of them.
+// For `Add`: `mine` = the elements with the lowest ranks of both arrays, in order of `rank`. An array may stand for
+// more elements than it has room for: `count` and `other_count` count all of them.
 template <typename Ranked, int kRoom>
 void KeepLowest(Ranked (&mine)[kRoom], int64_t count, const Ranked (&others)[kRoom], int64_t other_count) {
   Ranked both[2 * kRoom];

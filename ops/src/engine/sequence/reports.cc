@@ -1,7 +1,5 @@
 // Makes the error of ranks at different collectives. All ranks merge their reports into one Summary, which has only a
 // hash of each report. Then the lowest rank of each place that the Summary lists broadcasts its complete report.
-#include "engine/sequence/reports.h"
-
 #include <mpi.h>
 
 #include <algorithm>
@@ -12,6 +10,7 @@
 #include "engine/base/hash.h"
 #include "engine/mpi/combine.h"
 #include "engine/mpi/failure.h"
+#include "engine/sequence/mismatch.h"
 #include "engine/sums/world.h"
 
 namespace matex {

@@ -52,7 +52,6 @@ void NoteWaitEnd(Waiter waiter) {
   if (could_block && !waiters.MayBlock()) waiters.blocked += Clock::now() - waiters.blocked_since;
 }
 
-// The step has computed a gradient, so it ran until now, even if another thread waited: that time does not count.
 void NoteGradient() {
   Waiters& waiters = TheWaiters();
   std::lock_guard<std::mutex> lock(waiters.mutex);

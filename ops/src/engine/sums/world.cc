@@ -49,7 +49,6 @@ Error Start(const StartOptions& options) {
   return TakeCommunicators(world, options.sequence, options.gradients, options.overlapped);
 }
 
-// For `matex plan`: the other ranks do not exist, and no collective sends data (world.h).
 void BePhantom(int size) {
   World& world = TheWorld();
   std::lock_guard<std::mutex> lock(world.mutex);
