@@ -6,7 +6,7 @@ from typing import Any
 
 from matex_tf import arguments, ops
 from matex_tf.sharding import shard_arrays
-from matex_tf.world import world
+from matex_tf.world import script_knowledge, world
 
 
 def rank() -> int:
@@ -15,7 +15,7 @@ def rank() -> int:
     After the first call of `rank` or `local_rank`, each rank executes the commands of the script (`os.system`,
     `subprocess`) itself. Before it, rank 0 executes each command once for all ranks.
     """
-    world.note_script_knows_ranks()
+    script_knowledge.note_question()
     return world.get_world().rank
 
 
@@ -26,7 +26,7 @@ def size() -> int:
 
 def local_rank() -> int:
     """The number of this rank among the ranks of its host, from 0. For commands see `rank`."""
-    world.note_script_knows_ranks()
+    script_knowledge.note_question()
     return world.get_world().local_rank
 
 

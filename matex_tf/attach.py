@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from matex_tf import errors, settings
 from matex_tf.runtime import excepthook, notes, objects, rank_records, script_frames, seeding, shared_memory, shutdown
-from matex_tf.world import launcher_variables, membership, placement, start_variables, task_environment, world
+from matex_tf.world import (
+    launcher_processes,
+    launcher_variables,
+    placement,
+    script_knowledge,
+    start_variables,
+    task_environment,
+    world,
+)
 
 if TYPE_CHECKING:
     from matex_tf.resilience import run_state
@@ -53,7 +61,7 @@ def attach_runtime() -> None:
 def _attach() -> None:
     """See `attach_runtime`."""
     rank_records.note_launcher(os.environ)
-    task_environment.note_launchers(os.environ)
+    launcher_processes.note_launchers(os.environ)
     task = task_environment.find_task(os.environ)
     try:
         # A size of 0 is an unknown size, perhaps several. A single rank that keeps its state works like one of several,
@@ -106,7 +114,7 @@ def _start_engine(own_world: world.World) -> None:
     elastic.enable_attempts()
     elastic_step.attempt_steps()
     if not own_world.is_phantom:
-        membership.watch_mpi()
+        script_knowledge.watch_mpi()
         watchdog.start_watching()
     ops.get_library()
     hooks.call_when_imported("tensorflow", lambda _: hooks.note_newer())
@@ -190,7 +198,7 @@ def _attach_single(task: task_environment.Task | None) -> None:
 
 
 def _end_for_error(error: errors.RankError | errors.SettingError, task: task_environment.Task | None) -> NoReturn:
-    """End this process for an error before it has joined the other ranks. `report_error` lets only one rank print.
+    """End this process for an error before it has joined the other ranks. Only one rank prints it.
 
     Perhaps only this rank has an invalid setting, and the others wait in MPI_Init: this rank joins MPI to abort them,
     and its message has its number. Other errors, such as a missing MPI, are those of every rank, which ends by itself.
@@ -200,7 +208,8 @@ def _end_for_error(error: errors.RankError | errors.SettingError, task: task_env
     aborts_others = isinstance(error, errors.SettingError)
     prefix = f"rank {task.rank}: " if aborts_others else ""
     message, host = f"matex_tf: {prefix}{error}\n", socket.gethostname()
-    rank_records.report_error(message, task.rank, waits=not aborts_others, size=task.size, host=host, abort_code=1)
+    if not rank_records.note_error(message, task.rank, size=task.size, host=host, abort_code=1):
+        rank_records.show_error(message, task.rank, waits=not aborts_others)
     if aborts_others:
         shutdown.abort_unjoined(task)
     raise SystemExit(1) from None

@@ -18,6 +18,7 @@ class _LazyModule:
 
 
 tf: Any = _LazyModule("tensorflow")
+MPI: Any = _LazyModule("mpi4py.MPI")  # only after `mpi_calls.start_mpi`: its import would start MPI
 pa: Any = _LazyModule("pyarrow")
 pc: Any = _LazyModule("pyarrow.compute")
 arrow_csv: Any = _LazyModule("pyarrow.csv")

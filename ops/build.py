@@ -20,11 +20,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from matex_tf import errors
+from matex_tf.lazy import tf
 from matex_tf.version import OLDEST_TENSORFLOW, __version__
 
-from . import cache
+from . import build_lock, cache, trust
 from . import compiler as compilers
-from .kept import trust
 
 SOURCE = Path(__file__).parent / "src"
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-w", "-DOMPI_SKIP_MPICXX", "-DMPICH_SKIP_MPICXX")
@@ -94,7 +94,7 @@ def ensure_library(plan: Plan, verbose: bool = False, into: Path | None = None) 
             cache.print_message(f"built already: {plan.what} for {_describe_versions(plan)}")
         return built_library
     folder = into or cache.find_cache_folder()
-    with cache.take_turn(folder, plan.key, plan.what, lambda: is_whole(plan, folder)) as should_build:
+    with build_lock.take_turn(folder, plan.key, plan.what, lambda: is_whole(plan, folder)) as should_build:
         if should_build:  # False: another process has built it meanwhile
             # `find_others` also reports the builds for other versions with a missing compiler. With `into` a user has
             # asked for this build, whatever others there are.
@@ -224,8 +224,6 @@ def make_plan(engine: Plan | None = None) -> Plan:
     Raises:
         errors.BuildError: this TensorFlow is too old.
     """
-    import tensorflow as tf
-
     if tuple(map(int, tf.version.VERSION.split(".")[:2])) < OLDEST_TENSORFLOW:
         oldest = ".".join(map(str, OLDEST_TENSORFLOW))
         raise errors.BuildError(
@@ -253,8 +251,6 @@ def make_xla_plan() -> Plan:
     Raises:
         BuildError: TensorFlow's folder lacks the library or the headers.
     """
-    import tensorflow as tf
-
     ops_plan = make_plan()
     library_folder, include_folder = Path(tf.sysconfig.get_lib()), Path(tf.sysconfig.get_include())
     for path in (library_folder / _XLA_LIBRARY, include_folder / "tensorflow/compiler/tf2xla/xla_op_kernel.h"):

@@ -1,28 +1,20 @@
-"""The folders of compiled ops, and the lock under which one process builds.
+"""The folders of compiled ops. They are loaded as code, so no folder is used that an untrusted user could have changed.
 
-`build.py` calls it. However many processes need the ops at once, one builds and the others wait for it. Libraries are
-loaded as code, so no folder is used that an untrusted user could have written to.
+A folder for all users (`matex build --into`) is searched first; then come this user's own folders.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from matex_tf import errors, settings
-from matex_tf.world import file_locks
 
-from .kept import trust, turns
-
-speaks = True
-"""Whether this process prints that it waits: only the first rank of a run does."""
+from . import trust
 
 _announced: set[Path] = set()  # folders that a message has named
-_lockless: set[Path] = set()  # folders whose lack of locks a message has named
 
 
 def find_cache_folder() -> Path:
@@ -68,7 +60,7 @@ def list_own_folders() -> list[Path]:
         return [Path(cache_dir).expanduser()]
     cache_home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     # A user without a home directory has no such folder: "~" stays relative.
-    return [folder for folder in (Path(cache_home, "matex_tf"), _name_host_folder()) if folder.is_absolute()]
+    return [folder for folder in (Path(cache_home, "matex_tf"), name_host_folder()) if folder.is_absolute()]
 
 
 def find_shared_folder() -> Path | None:
@@ -120,7 +112,7 @@ def make_shared_folder(folder: Path) -> None:
         print_message(f"other users will not load what is built there: {exposure}")
 
 
-def _name_host_folder() -> Path:
+def name_host_folder() -> Path:
     """The user's own folder among the temporary files of this host."""
     return Path(tempfile.gettempdir(), f"matex_tf-{os.getuid()}")
 
@@ -135,39 +127,6 @@ def ensure_folder(folder: Path) -> bool:
             return True
     except OSError:
         return False
-
-
-@contextlib.contextmanager
-def take_turn(folder: Path, key: str, library_name: str, is_made: Callable[[], bool]) -> Iterator[bool]:
-    """A context that yields whether this process is to build `library_name` into `folder`; False: another process has
-    built it.
-
-    The lock is a file in `folder`, which several hosts may share. Only one process of each host requests it; the other
-    processes of the host wait for this process, by a lock file on the host.
-
-    Raises:
-        BuildError: a lock file cannot be opened.
-    """
-
-    def say_waiting() -> None:
-        if speaks:
-            print_message(f"another process builds {library_name}; this run waits for it")
-
-    def say_lockless(path: Path, error: OSError) -> None:
-        if path.parent not in _lockless:
-            _lockless.add(path.parent)
-            advice = "Each host of a job builds the ops: run `matex build` before the job, or use a folder with locks"
-            print_message(file_locks.describe_lack(path.parent, error, advice))
-
-    locks = [folder / f"{key}.lock"]
-    host_folder = _name_host_folder()
-    if host_folder.is_absolute() and ensure_folder(host_folder) and not trust.find_exposure(host_folder):
-        locks.insert(0, host_folder / f"{key}.host.lock")
-    try:
-        with turns.take_turn(locks, is_made, say_waiting, say_lockless) as should_build:
-            yield should_build
-    except turns.LockError as error:
-        raise errors.BuildError(f"{error}. Remove it and try again.") from error
 
 
 def print_message(text: str) -> None:

@@ -1,4 +1,4 @@
-"""Loads and starts the engine, once per process; wraps its C functions; and loads the TensorFlow ops over it.
+"""Loads and starts the engine, once per process, and loads the TensorFlow ops over it.
 
 The engine (`src/engine`) is a C++ library without TensorFlow, so ranks can meet before the script imports TensorFlow,
 or without it. The TensorFlow ops ("the ops" in this file) are a second library, which calls the engine.
@@ -6,11 +6,9 @@ or without it. The TensorFlow ops ("the ops" in this file) are a second library,
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import enum
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,17 +16,11 @@ from typing import Any
 from matex_tf import errors, settings
 from matex_tf.world import world
 
-from . import build, cache, compiler, interface
-from .interface import list_mapped_mpi_libraries
+from . import build, build_lock, compiler, interface
 
-_HASH_BLOCK_BYTES = 64 << 20
 # The default size of a transfer, by whether there are several nodes: within a node it should stay in the cache, between
 # nodes each transfer costs a start-up time.
 _CHUNK_BYTES = {False: 1 << 20, True: 8 << 20}
-_COMMUNICATORS = ("sequence", "gradients", "overlapped")  # of the engine, in the order of its C functions' arguments
-GRADIENTS = 1
-"""The kind of collectives that sum the gradients of an update (`count_completed`)."""
-_KINDS = 9  # kinds of collectives are numbers from 1 to 8 (`count_completed` names them); 0 is unused
 ALGORITHMS = ("auto", "mpi", "ring", "two_level")
 """The values of MATEX_ALGORITHM, indexed by the engine's numbers."""
 COMPRESSIONS = ("none", "bf16", "fp16", "topk")
@@ -82,11 +74,21 @@ def get_library() -> Library:
         return _library
 
 
+def find_engine() -> ctypes.CDLL | None:
+    """The C functions of the engine; None if this process has not started it."""
+    return None if _library is None else _library.c
+
+
+def list_communicators() -> list[int]:
+    """The communicators of the engine, in the order of its C functions' arguments, as numbers of Fortran."""
+    return [world.get_communicator(name).py2f() for name in ("sequence", "gradients", "overlapped")]
+
+
 def _load_engine() -> ctypes.CDLL:
     """The engine's library, loaded but not started; the first call builds it if necessary."""
     global _plan, _engine
     if _engine is None:
-        cache.speaks = world.get_world().rank == 0  # whether this process prints that it waits for a build
+        build_lock.speaks = world.get_world().rank == 0  # whether this process prints that it waits for a build
         _plan = build.make_engine_plan()
         compiler.load_mpi()
         _engine = _load_file(build.ensure_library(_plan), interface.load_library, OSError)
@@ -125,25 +127,6 @@ def _load_file(path: Path, load: Callable[[str], Any], error_type: type[Exceptio
         ) from error
 
 
-def restart_engine(agree: Callable[[list[int]], list[int]]) -> None:
-    """Continue with the remaining ranks after a loss. Collective; the world already contains only these ranks.
-
-    The remaining ranks may have completed different numbers of collectives. All continue with the greatest numbers.
-
-    `agree`: takes a list of numbers on each rank; returns the maximum over ranks of each entry.
-    """
-    engine = get_library().c
-    # The number of the current collective, and the completed collectives of each kind.
-    number, *counts = agree([read_waiting().number, *(engine.matex_count(kind) for kind in range(_KINDS))])
-    current_world = world.get_world()
-    communicators = [world.get_communicator(name).py2f() for name in _COMMUNICATORS]
-    completed_counts = (ctypes.c_int64 * _KINDS)(*counts)
-    if engine.matex_start_again(
-        *communicators, current_world.rank, current_world.size, current_world.node, number, completed_counts
-    ):
-        raise errors.SetupError(f"the engine cannot continue: {interface.get_last_error(engine)}.")
-
-
 def _start_engine(engine: ctypes.CDLL) -> None:
     """Pass the rank, the communicators and the settings of this process to the engine. Raises SetupError."""
     current_world = world.get_world()
@@ -162,7 +145,7 @@ def _start_engine(engine: ctypes.CDLL) -> None:
     communicators = [0, 0, 0]
     if world.is_active() and not current_world.is_phantom:
         _check_mpi(engine)
-        communicators = [world.get_communicator(name).py2f() for name in _COMMUNICATORS]
+        communicators = list_communicators()
     size = 1 if current_world.is_phantom else current_world.size
     chunk_bytes = current_settings.chunk_bytes or _CHUNK_BYTES[current_world.has_several_nodes]
     setting_numbers = ALGORITHMS.index(algorithm), COMPRESSIONS.index(compression.kind)
@@ -180,7 +163,7 @@ def _check_mpi(engine: ctypes.CDLL) -> None:
     """Raise SetupError unless the engine and mpi4py use the same MPI."""
     from mpi4py import MPI
 
-    loaded_libraries = list_mapped_mpi_libraries()
+    loaded_libraries = interface.list_mapped_mpi_libraries()
     engine_version = engine.matex_mpi_version().decode(errors="replace").strip()
     mpi4py_version = MPI.Get_library_version().strip("\0 \n")
     if len(loaded_libraries) > 1 or engine_version != mpi4py_version:
@@ -190,145 +173,3 @@ def _check_mpi(engine: ctypes.CDLL) -> None:
             "mpicxx of the one that mpi4py uses, or reinstall mpi4py (`pip install --force-reinstall --no-cache-dir "
             "mpi4py`) with that MPI's mpicc first on PATH."
         )
-
-
-def rendezvous(kind: int, key: int, place: str, size: int = 0, rows: int = 0, exit_code: int = 0) -> None:
-    """Meet the other ranks at the next number of the sequence of collectives. No effect if this process is no rank.
-
-    Args:
-        kind: 6: control message, 7: end of the script, 8: a step has raised an error on this rank. TensorFlow ops use 1
-            to 5 (see `count_completed`).
-        key: the 64 bits on which all ranks must agree.
-        place: the place in the program, for messages.
-        size: the bytes that this rank contributes, for recorded events.
-        rows: the rows of the batch that the collective is for; 0: none. Reported if ranks are at different places.
-        exit_code: of the script, at its end.
-
-    Raises:
-        MismatchError: on every rank, if ranks meet with different kinds or keys, and at every later rendezvous; only
-            once if a step has failed here and all other ranks are within a step.
-    """
-    if not world.is_active():
-        return
-    engine = get_library().c
-    if engine.matex_rendezvous(kind, key & 0xFFFFFFFFFFFFFFFF, place.encode(), size, rows, exit_code):
-        raise errors.MismatchError(interface.get_last_error(engine))
-
-
-def _has_engine() -> bool:
-    """Whether this process is a rank, perhaps the only one, and has started its engine."""
-    return world.is_active() and _library is not None
-
-
-def count_completed(kind: int) -> int:
-    """The number of completed collectives of `kind`: 1 `GRADIENTS`, 2 allreduce, 3 broadcast, 4 allgather, 5 barrier,
-    6 control, 7 exit; 8: rendezvous after a step had failed on some ranks. 0 if this process is no rank.
-    """
-    return get_library().c.matex_count(kind) if _has_engine() else 0
-
-
-def count_global_rows() -> int:
-    """The rows of the global batches of all updates so far; an update whose batch was not sliced adds none."""
-    return get_library().c.matex_rows() if _has_engine() else 0
-
-
-def get_collective_seconds(kind: int) -> float:
-    """The seconds that collectives of `kind` (see `count_completed`) took this process, with the wait for others."""
-    return get_library().c.matex_seconds(kind) if _has_engine() else 0.0
-
-
-def get_blocked_seconds() -> float:
-    """The seconds that this process waited for other ranks or sums while no gradient was computed."""
-    return get_library().c.matex_blocked_seconds() if _has_engine() else 0.0
-
-
-@dataclass(frozen=True)
-class Waiting:
-    """The position of this process in the sequence of collectives."""
-
-    number: int  # of the collective whose rendezvous is under way or comes next
-    seconds: float = 0.0  # that this process has waited there
-    what: str = ""  # the place in the program; "": it does not wait
-
-
-def read_failure() -> str:
-    """Why all later collectives fail; "" if they do not. Blocks while another thread is in a collective."""
-    engine = get_library().c
-    return interface.get_last_error(engine) if engine.matex_failure() else ""
-
-
-class Cause(enum.IntEnum):
-    """The cause of an error."""
-
-    OTHER = 0
-    MPI = 1
-    """An MPI call of the engine has failed in this process, usually because another rank was lost."""
-    ELSEWHERE = 2
-    """Another rank has raised the error that is the cause."""
-    ENDED = 3
-    """A rank has ended its script with an exit code other than 0 while others go on."""
-
-
-def find_cause(text: str) -> Cause:
-    """The cause of the engine's error whose message `text` contains. Never blocks."""
-    return Cause.OTHER if _library is None else Cause(_library.c.matex_cause(text.encode(errors="replace")))
-
-
-def read_waiting() -> Waiting:
-    """Where this process waits for other ranks. Any thread may call it."""
-    if _library is None:
-        return Waiting(0)
-    seconds, number, place = ctypes.c_double(), ctypes.c_int64(), ctypes.create_string_buffer(512)
-    if get_library().c.matex_waiting(ctypes.byref(seconds), ctypes.byref(number), place, len(place)):
-        return Waiting(number.value, seconds.value, place.value.decode(errors="replace"))
-    return Waiting(number.value)
-
-
-@contextlib.contextmanager
-def announce_exchange(place: str) -> Iterator[None]:
-    """Within it, `read_waiting` tells that this process exchanges Python objects with all ranks and may wait for them.
-
-    `place`: the place in the program, for `read_waiting`.
-    """
-    engine = get_library().c
-    engine.matex_wait(place.encode())
-    try:
-        yield
-    finally:
-        engine.matex_go_on()
-
-
-def announce_turns(turns: Sequence[int]) -> None:
-    """Announce the collectives of the next v1 run by their attribute `turn` (`handles.py`), in the order that all ranks
-    use.
-
-    A collective that is ready before its turn waits without holding a thread. An empty list ends the run: collectives
-    that still wait are cancelled.
-    """
-    if world.is_active():
-        get_library().c.matex_expect((ctypes.c_int64 * len(turns))(*turns), len(turns))
-
-
-def hash_content(array: Any, seed: int = 0) -> int:
-    """A 64-bit hash of an array's dtype, shape and bytes, at memory speed; not cryptographic.
-
-    Raises:
-        TypeError: the array contains Python objects, which have no bytes of their own.
-    """
-    import numpy as np
-
-    array = np.asarray(array)
-    if array.dtype.hasobject:
-        raise TypeError(f"hash_content: expected an array of numbers or fixed-size strings, not dtype {array.dtype}")
-    hash_bytes = get_library().c.matex_hash
-    header = f"{array.dtype.str} {array.dtype.name} {array.shape}".encode()
-    hash_value = hash_bytes(header, len(header), seed & 0xFFFFFFFFFFFFFFFF)
-    if array.size == 0:
-        return hash_value
-    # In blocks of rows: an array that is not contiguous is copied, but only one block at a time.
-    rows = array.reshape(1) if array.ndim == 0 else array
-    block_rows = max(1, _HASH_BLOCK_BYTES // max(1, rows.nbytes // len(rows)))
-    for start in range(0, len(rows), block_rows):
-        block = np.ascontiguousarray(rows[start : start + block_rows])
-        hash_value = hash_bytes(block.ctypes.data, block.nbytes, hash_value)
-    return hash_value

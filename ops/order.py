@@ -11,6 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 from matex_tf import tags
+from matex_tf.lazy import tf
+
+from .library import get_library
 
 _variable: Any = None
 _LAST = "last collective"  # tag of a graph: the last collective op so far, in a list
@@ -23,7 +26,6 @@ def list_order_handles() -> list[Any]:
     (`collectives/common.py`).
     """
     global _variable
-    import tensorflow as tf
     from tensorflow.python.framework import ops
     from tensorflow.python.ops import resource_variable_ops
 
@@ -45,7 +47,6 @@ def make_in_order(make: Callable[..., Any], **inputs: Any) -> Any:
     If eager code calls a function, TensorFlow builds a graph for its backward pass. Such a graph does not order ops by
     their resources, so in it each collective gets a control dependency on the previous one.
     """
-    import tensorflow as tf
     from tensorflow.python.framework import ops
 
     graph = None  # of the function that is being traced; None: no function
@@ -67,8 +68,6 @@ def make_on_device(make: Callable[..., Any], mark: Callable[..., Any], **inputs:
     With the order handle as input, TensorFlow would place the op on the CPU. So two other ops, made by `mark`, have the
     handle: one runs before the op, the other after it. Consumers of the tensors run after all three ops.
     """
-    import tensorflow as tf
-
     if not list_order_handles():
         return list(make(**inputs))
     with tf.control_dependencies([make_in_order(mark)]):
@@ -82,3 +81,16 @@ def make_on_device(make: Callable[..., Any], mark: Callable[..., Any], **inputs:
 def is_handle(tensor: Any) -> bool:
     """Whether `tensor` is the order variable's handle in eager code."""
     return _variable is not None and tensor is _variable.handle
+
+
+def pass_turn(other_branch: Any, turn: int) -> Any:
+    """In a v1 graph: the operation that uses the turn of a collective if the branch of the collective is not executed.
+
+    All later collectives would wait for the turn (`sequence/v1_order.h`).
+
+    Args:
+        other_branch: a bool tensor of the branch without the collective. It has a value, so that the operation runs,
+            only if that branch is executed.
+        turn: the attribute `turn` of the collective.
+    """
+    return get_library().ops.matex_pass_turn(other_branch=other_branch, turn=turn)

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from matex_tf import settings
+from matex_tf.lazy import tf
 from matex_tf.thread_flag import ThreadFlag
 from matex_tf.world import world
 
@@ -54,7 +55,6 @@ def is_usual() -> bool:
 
 def is_chosen(tensors: Sequence[Any] | None = None) -> bool:
     """Whether an update of these gradients, by default of any gradients, is to be overlapped in the current graph."""
-    import tensorflow as tf
     from tensorflow.python.framework import ops
 
     is_in_function = not tf.executing_eagerly() and ops.inside_function()

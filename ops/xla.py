@@ -10,6 +10,7 @@ import functools
 from collections.abc import Iterable
 
 from matex_tf import errors, settings
+from matex_tf.lazy import tf
 
 from . import build
 from .collectives import OP_TYPES
@@ -47,8 +48,6 @@ def forget_variable(variable: int) -> None:
 def _load_kernels() -> str:
     """Load the kernels; returns "" or the reason why they cannot be loaded."""
     global _loaded
-    import tensorflow as tf
-
     if settings.get_settings().xla == "off":
         return "MATEX_XLA=off"
     if tf.config.list_physical_devices("GPU"):

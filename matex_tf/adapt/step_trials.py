@@ -125,8 +125,8 @@ class Trial:
 
     def _read_clocks(self) -> tuple[float, float, int]:
         """The time (perf_counter), and the seconds and the number of all sums of gradients so far."""
-        count = ops.count_completed(ops.GRADIENTS)
-        return time.perf_counter(), ops.get_collective_seconds(ops.GRADIENTS), count
+        count = ops.count_updates()
+        return time.perf_counter(), ops.get_collective_seconds(ops.Kind.GRADIENTS), count
 
     def begin_call(self) -> None:
         if not self.is_over:

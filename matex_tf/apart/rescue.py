@@ -22,7 +22,7 @@ import numpy as np
 from matex_tf.apart import store, values
 from matex_tf.resilience import elastic
 from matex_tf.steps import events
-from matex_tf.world import membership, world
+from matex_tf.world import membership, shrinking, world
 
 
 class Rescue:
@@ -78,7 +78,7 @@ class Rescue:
         The first rank to note a loss reports it.
         """
         me = world.get_world()
-        for rank in world.list_lost():
+        for rank in shrinking.list_lost():
             if store.is_lost(rank):
                 continue
             is_first, batch = store.note_loss(rank)

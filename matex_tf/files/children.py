@@ -12,7 +12,7 @@ from typing import Any
 from matex_tf.files import commands, journal, journal_reader, libraries, overlay, python, tensorflow
 from matex_tf.files.view import View
 from matex_tf.runtime.hooks import Table
-from matex_tf.world import world
+from matex_tf.world import script_knowledge
 
 HOOKS = Table(when=overlay.is_on, later=True)
 
@@ -24,7 +24,7 @@ class _Files:
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
         if (view := overlay.get_view()) is not None:
-            return _adopt_view, (view.share_with_child(), world.script_knows_ranks)
+            return _adopt_view, (view.share_with_child(), script_knowledge.knows_ranks)
         if (writer := journal.get_writer()) is not None:
             return _adopt_journal, (writer.notes.describe(), writer.paths)
         return dict, ({},)  # nothing to adopt
@@ -38,8 +38,8 @@ def _wrap_preparation(original: Any) -> Any:
     return get_preparation_data
 
 
-def _adopt_view(description: tuple[Any, ...], script_knows_ranks: bool) -> None:
-    world.script_knows_ranks = script_knows_ranks
+def _adopt_view(description: tuple[Any, ...], knows_ranks: bool) -> None:
+    script_knowledge.knows_ranks = knows_ranks
     overlay.adopt_view(View.adopt(*description))
     python.install_view()
     for module in (libraries, tensorflow, commands):

@@ -23,7 +23,7 @@ from typing import Any
 
 from matex_tf import ops
 from matex_tf.runtime import real_files
-from matex_tf.world import world
+from matex_tf.world import script_knowledge, world
 
 NAME = "notes"
 HEAD = 8
@@ -31,7 +31,6 @@ HEAD = 8
 SYSTEM = ("/dev", "/proc", "/sys", "/run")
 NOT_MOVED = -1
 """In place of an inode: the note replaces the note of a moved file, whose old content is in a copy now."""
-_KINDS = range(1, 8)  # of collectives, without 8, the rendezvous after a failed step (see `ops.count_completed`)
 _MAX_NOTE_SECONDS = 60.0
 """A script that knows its rank may wait in a loop for a file of rank 0, without a collective. Then a note would hide
 the file for ever. So for such a script a note holds this long at most.
@@ -39,8 +38,8 @@ the file for ever. So for such a script a note holds this long at most.
 
 
 def count_collectives() -> int:
-    """The number of collectives that this rank has completed."""
-    return sum(ops.count_completed(kind) for kind in _KINDS)
+    """The number of collectives that this rank has completed, without the rendezvous after failed steps."""
+    return sum(ops.count_completed(kind) for kind in ops.Kind if kind is not ops.Kind.FAILURE)
 
 
 @dataclass(frozen=True)
@@ -201,7 +200,7 @@ class Notes:
         oldest_note, noted_path = None, key
         if self._notes:
             # A child process, which may live long, does not know whether the script has asked for its rank since.
-            may_expire = world.script_knows_ranks or not world.is_active()
+            may_expire = script_knowledge.knows_ranks or not world.is_active()
             now = time.monotonic() if may_expire else 0.0  # 0.0: notes do not expire
             for path in list_parents(key):
                 # A note of a move comes before the move. It holds once the file is at its new path.

@@ -20,7 +20,7 @@ from matex_tf.files import journal, layers, private_folder
 from matex_tf.files.view import View
 from matex_tf.runtime import real_files, shutdown
 from matex_tf.thread_flag import is_main_thread
-from matex_tf.world import terminal, world
+from matex_tf.world import script_knowledge, terminal, world
 
 _PREFIX = "matex_tf-files-"
 _view: View | None = None
@@ -55,7 +55,7 @@ def is_reached_by_all() -> bool:
     file for all ranks.
     """
     is_main = is_main_thread() and not shutdown.have_all_ended()
-    return is_main and world.is_active() and not (world.script_knows_ranks or real_files.uses_real_files())
+    return is_main and world.is_active() and not (script_knowledge.knows_ranks or real_files.uses_real_files())
 
 
 def start_overlay() -> None:

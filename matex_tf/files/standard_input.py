@@ -18,7 +18,7 @@ from matex_tf import ops, settings
 from matex_tf.files import overlay
 from matex_tf.runtime import first_rank, objects, watchdog
 from matex_tf.runtime.hooks import Table
-from matex_tf.world import task_environment, world
+from matex_tf.world import launcher_processes, world
 
 _INPUT = 0  # the descriptor of standard input
 
@@ -32,7 +32,7 @@ def _make_shared(original: Any) -> Any:
     example if `sys.stdout` is a terminal.
     """
     encoding, errors = getattr(original, "encoding", None), getattr(original, "errors", None)
-    is_terminal = os.isatty(_INPUT) or bool(task_environment.is_mpirun_at_terminal(_INPUT))
+    is_terminal = os.isatty(_INPUT) or bool(launcher_processes.is_mpirun_at_terminal(_INPUT))
     shared = _SharedInput(objects.broadcast(is_terminal, "whether standard input is a terminal"))
     return io.TextIOWrapper(io.BufferedReader(shared), encoding, errors)
 
@@ -95,7 +95,7 @@ def _open_input() -> int:
     beginning, if that is a file or the null device. Else the standard one.
     """
     path = f"/proc/{os.getppid()}/fd/{_INPUT}"
-    if world.get_world().rank > 0 or not task_environment.is_mpirun(os.getppid()):
+    if world.get_world().rank > 0 or not launcher_processes.is_mpirun(os.getppid()):
         return _INPUT
     try:
         state = os.stat(path)

@@ -22,7 +22,7 @@ from typing import Any
 
 from matex_tf.files import journal_reader, private_folder
 from matex_tf.files.layers import Layers, list_open_files
-from matex_tf.world import world
+from matex_tf.world import script_knowledge
 
 
 class View(Layers):
@@ -105,7 +105,7 @@ class View(Layers):
 
         A script that asks for its rank may let the other ranks wait for a file of rank 0.
         """
-        return world.script_knows_ranks and not self.is_hidden(key)
+        return script_knowledge.knows_ranks and not self.is_hidden(key)
 
     def is_folder_of_disk(self, key: str) -> bool:
         """Whether this rank sees the folder `key` of the disk; the upper layer may have more files in it."""

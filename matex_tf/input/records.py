@@ -19,7 +19,7 @@ from matex_tf.lazy import tf
 from matex_tf.ops import record_files
 from matex_tf.rewrite import graph_ops
 from matex_tf.runtime import objects
-from matex_tf.world import placement, world
+from matex_tf.world import launcher_processes, placement, world
 
 _READERS = ("TFRecordDatasetV2", "TextLineDatasetV2", "FixedLengthRecordDatasetV2")
 _STEPS = ("FlatMapDataset", "InterleaveDataset", "ParallelInterleaveDataset")
@@ -127,8 +127,7 @@ def _count_script_cpus() -> int:
     """
     if not world.is_active():
         return len(os.sched_getaffinity(0))
-    launcher = placement.find_launcher()
-    cpus = placement.find_host_cpus(launcher[0] if launcher else None)
+    cpus = placement.find_host_cpus(launcher_processes.find_launcher())
     return objects.broadcast(len(cpus), "how many CPUs a dataset of records has alone")
 
 

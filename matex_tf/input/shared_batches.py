@@ -16,12 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf import settings, tags
+from matex_tf import ops, settings, tags
 from matex_tf.input import advice, changing_state, filled_caches, iteration, pipelines, records, splitting, tickets
 from matex_tf.input.deferred import Deferred
 from matex_tf.input.slices import Batch, SharedBatches
 from matex_tf.lazy import tf
-from matex_tf.ops import deal_rows
 from matex_tf.own_functions import trace_own
 from matex_tf.rewrite.sharing import Slice
 from matex_tf.rewrite.sources import find_components
@@ -92,7 +91,7 @@ class Source:
 
         def work(ticket: tickets.Tensors) -> Any:
             counts = self.batches.count_rows(ticket)
-            first, count, total, has_rows = deal_rows.deal_rows(tf.stack(counts), self._deal_variable)
+            first, count, total, has_rows = ops.deal_rows(tf.stack(counts), self._deal_variable)
             digest = tf.bitcast(tickets.digest_ticket(ticket, self.batches.windows), tf.int64)
             return first, count, total, has_rows, digest, *self.take(ticket, first, count, total), *ticket
 

@@ -166,7 +166,7 @@ class Recorder:
     def take_sample(self) -> dict[str, Any]:
         """A sample: docs/monitor.md describes its members."""
         sample: dict[str, Any] = {**self.machine.take_sample(), **self.gpus.take_sample()}
-        sample["up"], sample["rows"] = ops.count_completed(ops.GRADIENTS), ops.count_global_rows()
+        sample["up"], sample["rows"] = ops.count_updates(), ops.count_global_rows()
         compute = waiting = sums = steps = 0
         # "com", "wait" and "sum" are the columns compute, waiting, and exposed + other of `observe.profile`.
         for totals in records.read_totals():
@@ -192,7 +192,7 @@ class Recorder:
         except OSError as error:
             _report_loss(error)
         else:
-            self.events.write_line(up=ops.count_completed(ops.GRADIENTS), **event)
+            self.events.write_line(up=ops.count_updates(), **event)
 
     def finish_recording(self) -> None:
         """Called at the end of the script. Collective."""

@@ -33,14 +33,14 @@ class Source:
         self.pass_batches = 0  # batches in this pass so far
         self._earlier_batches = self._last_pass_batches = 0  # in all earlier passes, and in the last of these
         # The number of updates of gradients in this process: at the creation, and at the last batch that trained.
-        self._first_update = self._last_update = ops.count_completed(ops.GRADIENTS)
+        self._first_update = self._last_update = ops.count_updates()
         self._trained_batches = self._trained_updates = 0  # batches at the last update, and updates by then
 
     def end_batches(self, count: int) -> None:
         """The first `count` batches of this pass have been processed."""
         global _last_trained
         self.pass_batches = count
-        updates = ops.count_completed(ops.GRADIENTS)
+        updates = ops.count_updates()
         if updates > self._last_update:
             _last_trained, self._last_update = self, updates
             self._trained_batches = self._earlier_batches + count

@@ -119,7 +119,7 @@ class Measured:
         with real_files.use_real_files():
             while True:
                 time.sleep(0.02)
-                updates = ops.count_completed(ops.GRADIENTS)
+                updates = ops.count_updates()
                 if updates == 0:
                     self.base_bytes = read_resident_bytes("VmRSS")
                 elif self._start is None:
@@ -158,7 +158,7 @@ class Measured:
                 np.savez(
                     path.with_suffix(".part.npz"),
                     events=events, labels=np.array(records.read_event_labels(), dtype=str),
-                    base=self.base_bytes, peak=read_resident_bytes("VmHWM"), updates=ops.count_completed(ops.GRADIENTS),
+                    base=self.base_bytes, peak=read_resident_bytes("VmHWM"), updates=ops.count_updates(),
                     has_tensorflow="tensorflow" in sys.modules, overlaps=bool(np.any(events["activity"] == _READY)),
                     update=json.dumps(self._describe_updates()), cores=self._count_cores(),
                     epoch=json.dumps(epochs.describe_epoch()), is_late=self._is_late,

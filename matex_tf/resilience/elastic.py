@@ -20,7 +20,7 @@ from matex_tf.runtime import excepthook, losses, script_frames, shutdown, watchd
 from matex_tf.servers.pieces import piece_copies
 from matex_tf.steps import events
 from matex_tf.thread_flag import is_main_thread
-from matex_tf.world import exit_codes, membership, terminal, time_limit, world
+from matex_tf.world import exit_codes, membership, script_knowledge, shrinking, terminal, time_limit, world
 
 reported: set[int] = set()
 """Lost ranks that `apart.rescue`, for asynchronous ranks, has reported before the survivors agreed on the loss."""
@@ -112,7 +112,7 @@ def _attempt_once(work: Callable[[], Any]) -> _Attempt:
         if isinstance(raised, errors.LostRankError) or not losses.is_loss_of_another(raised):
             raise
         error = raised
-        world.revoke_communicators()
+        shrinking.revoke_communicators()
     finally:
         _in_attempt = False
     # Rank 0 decides whether the output may be dropped; the other ranks agree.
@@ -145,13 +145,13 @@ def _undo_attempt(undo: Callable[[], None] | None) -> None:
 def _is_done_by_all(is_done: bool, may_forget: bool) -> tuple[bool, bool]:
     """Whether `is_done` on all ranks, and `may_forget` on all. All survivors get the same answer. Collective."""
     if is_done:
-        return world.agree_on_success(is_done, may_forget)
+        return shrinking.agree_on_success(is_done, may_forget)
     # This rank has revoked all communicators, also the watchdog's. So the wait has a time limit of its own.
     me, activity = world.get_world(), "knows of a lost rank, and waits for the other ranks' agreement to continue"
     with time_limit.limit_wait(
         me.rank, me.size, activity, end=lambda: shutdown.abort_all_ranks(exit_codes.EXIT_STALLED)
     ):
-        return world.agree_on_success(is_done, may_forget)
+        return shrinking.agree_on_success(is_done, may_forget)
 
 
 def _shrink_world(description: str, error: Exception | None) -> None:
@@ -168,7 +168,7 @@ def _shrink_world(description: str, error: Exception | None) -> None:
     me = world.get_world()  # `shrink_world` changes its fields
     old_rank, old_hosts = me.rank, me.hosts
     watchdog.stop_watching()
-    survivors = world.shrink_world()
+    survivors = shrinking.shrink_world()
     if len(survivors) == len(old_hosts):
         raise errors.RankError(f"MPI failed in {description}, though no rank was lost: {error}") from error
     # Ranks may have completed different numbers of collectives. All continue with the largest ones.
@@ -203,7 +203,7 @@ def _find_obstacle() -> str:
     """
     if settings.get_settings().output == "all":
         return ""  # each rank has its own output and files
-    if world.script_knows_ranks:
+    if script_knowledge.knows_ranks:
         return "other ranks may lack its output and files, because the script asks for its rank"
     if shutdown.have_all_ended():
         return "all ranks were past the end of the script, where only the first rank writes"

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from matex_tf import errors, settings
 from matex_tf.resilience import async_writer, random_state, script_file, serialization, state_files
-from matex_tf.runtime import notes, objects, rank_records, real_files, shutdown
+from matex_tf.runtime import end_requests, notes, objects, rank_records, real_files, shutdown
 from matex_tf.steps import events
 from matex_tf.thread_flag import is_main_thread
 from matex_tf.world import exit_codes, file_locks, membership, terminal, world
@@ -70,7 +70,7 @@ class Run:
         self._newest: Any = None  # on rank 0, the content of the newest state until its call has begun
         with real_files.use_real_files():
             membership.attempt_collectives("opening the folder of the run's state", self._open_folder)
-        shutdown.hear_requests(self._handle_request, self._finish_writing)
+        end_requests.hear_requests(self._handle_request, self._finish_writing)
         shutdown.at_end.append(self._end_run)
         events.world_changed.add_listener(self._handle_loss)
 
@@ -305,7 +305,7 @@ class Run:
     def _end_run(self) -> None:
         """Called after all ranks have ended their script. After a success, the saved state is removed."""
         # Python restores the system's handlers at exit; a signal would then kill a finished rank.
-        for signal_number in shutdown.REQUESTS:
+        for signal_number in end_requests.REQUESTS:
             signal.signal(signal_number, signal.SIG_IGN)
         if self.writer is None:
             return

@@ -12,7 +12,6 @@ import builtins
 import contextlib
 import faulthandler
 import os
-import re
 import sys
 import threading
 import traceback
@@ -21,14 +20,9 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from matex_tf import errors, ops, settings
-from matex_tf.runtime import losses, rank_records, script_frames, shutdown, thread_errors
+from matex_tf.runtime import losses, rank_records, shutdown, thread_errors, tracebacks
 from matex_tf.thread_flag import is_main_thread
-from matex_tf.world import exit_codes, launcher_variables, membership, task_environment, terminal, world
-
-# A frame of a traceback as text; its only group is the file.
-_FRAME = re.compile(r'  File "(.*)", line \d+, in .*\n(?:    .*\n|\n)*')
-# TensorFlow puts the stack of an op's creation only into the error text. Groups: 1 the header, 2 all frames.
-_OP_FRAMES = re.compile(rf"(Detected at node .* defined at \(most recent call last\):\n)((?:{_FRAME.pattern})+)")
+from matex_tf.world import exit_codes, launcher_processes, membership, terminal, world
 
 
 def attach_hooks() -> None:
@@ -42,8 +36,7 @@ def attach_hooks() -> None:
     faulthandler.enable(file=terminal.duplicate_streams())
     sys.excepthook = _report_error
     threading.excepthook = _note_thread_error
-    if settings.get_settings().traceback == "script":
-        traceback.TracebackException.__init__ = _make_shown  # type: ignore[method-assign]
+    tracebacks.hide_own_frames()
     shutdown.at_end.append(thread_errors.report)
     if me.rank > 0 and (settings.get_settings().output == "first" or settings.get_settings().log_dir):
         _redirect_output(me.rank)
@@ -72,7 +65,7 @@ def _match_launcher_terminal() -> None:
 
     Open MPI gives each rank a pseudo-terminal. Colours and progress bars would otherwise end up in log files.
     """
-    if task_environment.is_mpirun_at_terminal(1) is False:  # 1: the descriptor of standard output; None: unknown
+    if launcher_processes.is_mpirun_at_terminal(1) is False:  # 1: the descriptor of standard output; None: unknown
         sys.stdout.isatty = lambda: False  # type: ignore[method-assign]
 
 
@@ -140,115 +133,24 @@ def _exit_after_others(status: int) -> NoReturn:
     _plain_exit_at_once(status)
 
 
-def describe_error(error: BaseException, trace: TracebackType | None, thread_text: str = "") -> str:
-    """The traceback in Python's format, with rank and host, and without our frames unless MATEX_TRACEBACK=full.
-
-    thread_text: added to the first line, such as " in the thread 'reader'".
-    """
-    me = world.get_world()
-    if isinstance(error, errors.LostRankError):
-        return f"matex_tf: {error}\n"  # no line of the script caused it
-    if isinstance(error, errors.BuildError):
-        return f"matex_tf: rank {me.rank} of {me.size} on {me.host}: {error}\n"  # the machine caused it
-    error.__traceback__ = trace
-    hint = ""
-    if settings.get_settings().traceback == "script":
-        for shown_error in _list_shown_errors(error):
-            shortened = _drop_own_frames(shown_error.__traceback__)
-            if shortened is not shown_error.__traceback__:
-                shown_error.__traceback__, hint = shortened, " (MATEX_TRACEBACK=full shows the frames of matex_tf, too)"
-    text = "".join(traceback.format_exception(error))
-    if settings.get_settings().traceback == "script":
-        text = _OP_FRAMES.sub(_drop_library_frames, text)
-    if isinstance(error, KeyError):
-        # Variables of the launcher that the library has removed from the environment of ranks.
-        missing_variables = launcher_variables.removed.intersection(map(str, error.args))
-        text += "".join(f"{launcher_variables.explain_missing(name)}.\n" for name in missing_variables)
-    place = f"{thread_text}{_format_script_line(error)}"
-    return f"matex_tf: rank {me.rank} of {me.size} on {me.host} failed{place}{hint}:\n{text}"
-
-
-def _drop_library_frames(match: re.Match[str]) -> str:
-    """The script's lines of an op's creation stack, in the format of a traceback."""
-    frames = (frame for frame in _FRAME.finditer(match[2]) if not script_frames.is_library(frame[1]))
-    return match[1] + "".join(frame[0].rstrip("\n") + "\n" for frame in frames if not frame[1].startswith("<"))
-
-
-def _format_script_line(error: BaseException) -> str:
-    """The innermost line of the script in the traceback of `error`, as text."""
-    # Of a compiled library, a frame may name a source file that is not there; its module names the compiled file.
-    frames = [
-        (frame.f_code.co_filename, line)
-        for frame, line in traceback.walk_tb(error.__traceback__)
-        if not script_frames.is_library(str(frame.f_globals.get("__file__") or "<unknown>"))
-    ]
-    # In a tf.function, frames are of code that AutoGraph has generated. It adds the script's, innermost first.
-    if (metadata := getattr(error, "ag_error_metadata", None)) is not None:
-        frames += [(frame.filename, frame.lineno) for frame in reversed(metadata.translated_stack)]
-    lines = [(path, line) for path, line in frames if not script_frames.is_library(path)]
-    return f" at {os.path.basename(lines[-1][0])}, line {lines[-1][1]}" if lines else ""
-
-
-_make_plain = traceback.TracebackException.__init__
-
-
-def _make_shown(self: Any, exc_type: Any, exc_value: Any, exc_traceback: TracebackType | None, **options: Any) -> None:
-    """Replaces the initializer of `TracebackException`, from which Python prints and logs tracebacks."""
-    _make_plain(self, exc_type, exc_value, _drop_own_frames(exc_traceback, ("matex_tf",)), **options)
-
-
-def _drop_own_frames(
-    trace: TracebackType | None, packages: tuple[str, ...] = ("matex_tf", "runpy")
-) -> TracebackType | None:
-    """`trace` without the frames of these packages and of their `with`; unchanged if they are all frames or none."""
-    shown_entries: list[TracebackType] = []
-    entry, is_own, drops_any = trace, False, False
-    while entry is not None:
-        package = script_frames.find_package(entry.tb_frame)
-        is_own = package in packages or (is_own and package == contextlib.__name__)
-        drops_any = drops_any or is_own
-        if not is_own:
-            shown_entries.append(entry)
-        entry = entry.tb_next
-    if not (shown_entries and drops_any):
-        return trace
-    shortened: TracebackType | None = None
-    for shown_entry in reversed(shown_entries):
-        shortened = TracebackType(shortened, shown_entry.tb_frame, shown_entry.tb_lasti, shown_entry.tb_lineno)
-    return shortened
-
-
-def _list_shown_errors(error: BaseException) -> list[BaseException]:
-    """`error` and the errors that Python shows with it: causes, contexts, and members of a group."""
-    shown_errors = [error]
-    for shown_error in shown_errors:  # grows meanwhile
-        related_errors = [shown_error.__cause__, shown_error.__context__, *getattr(shown_error, "exceptions", ())]
-        shown_errors += [
-            related
-            for related in related_errors
-            if related is not None and all(related is not known for known in shown_errors)
-        ]
-    return shown_errors
-
-
 def _report_error(error_type: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Replaces `sys.excepthook`: ends all ranks. Does not return, except in a forked child."""
     me = world.get_world()
     if os.getpid() != me.process or not world.is_active():
         sys.__excepthook__(error_type, error, trace)
         return
-    text = describe_error(error, trace)
+    text = tracebacks.describe_error(error, trace)
     code = 130 if issubclass(error_type, KeyboardInterrupt) else 1  # 128 + SIGINT, as in a shell
     # The rank where the error began should end the job, with its own exit code: this rank waits for it. The engine
     # recognizes in the texts an error of a collective that another rank has caused, by an error of its own or by the
     # end of its script.
-    texts = "\n".join([text, *map(str, _list_shown_errors(error))])
+    texts = "\n".join([text, *map(str, tracebacks.list_shown_errors(error))])
     is_consequence = ops.find_cause(texts) in (ops.Cause.ELSEWHERE, ops.Cause.ENDED)
     if is_consequence:
         shutdown.await_cause()
     is_consequence, is_loss = is_consequence or losses.is_loss_of_another(error), losses.is_loss(error)
     waits = not is_consequence and not is_loss and code == 1
-    failure = f"{error_type.__name__}{_format_script_line(error)}" if waits else ""
+    failure = f"{error_type.__name__}{tracebacks.format_script_line(error)}" if waits else ""
     shutdown.abort_with_error(thread_errors.describe() + text, code, is_consequence, is_loss, failure)
 
 
@@ -261,7 +163,7 @@ def _note_thread_error(args: threading.ExceptHookArgs) -> None:
     if args.exc_value is None or isinstance(args.exc_value, SystemExit) or not world.is_active():
         return
     thread_text = f" in the thread '{args.thread.name}'" if args.thread is not None else " in a thread"
-    text = describe_error(args.exc_value, args.exc_traceback, thread_text)
+    text = tracebacks.describe_error(args.exc_value, args.exc_traceback, thread_text)
     thread_errors.note(args.exc_value, args.exc_traceback, text)
 
 

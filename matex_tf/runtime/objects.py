@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from matex_tf import ops
+from matex_tf.lazy import MPI
 from matex_tf.ops import records
 from matex_tf.world import membership, world
 
-_KIND = 6  # `ops.rendezvous` numbers the kinds of collectives; this one is a control message
 _MAX_COMPARED_BYTES = 1 << 16
 """The largest value that ranks compare by a digest. For larger values, a digest takes more time than it saves."""
 
@@ -55,8 +55,6 @@ def _are_same(packed: bytes) -> bool:
     """
     if world.get_world().is_phantom:
         return True
-    from mpi4py import MPI
-
     digest = hashlib.blake2b(packed, digest_size=8).digest()
     number = int.from_bytes(digest, "little") >> 1  # fits a signed integer of 64 bits, as its negative does
     # The maxima are max(number) and -min(number): opposite only if all ranks have the same number. A rank with a large
@@ -110,4 +108,4 @@ def _measure_size(value: Any) -> int:
 def _meet_ranks(operation: str, purpose: str, size: int = 0, rows: int = 0) -> None:
     """Wait until all ranks have called this function. Raises an error if ranks differ in `operation` or `purpose`."""
     key = hashlib.blake2b(f"{operation} {purpose}".encode(), digest_size=8).digest()
-    ops.rendezvous(_KIND, int.from_bytes(key, "little"), purpose, size, rows)
+    ops.rendezvous(ops.Kind.CONTROL, int.from_bytes(key, "little"), purpose, size, rows)

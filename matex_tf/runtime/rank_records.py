@@ -5,8 +5,8 @@ judges the end of a run by the records (`launch/run_end.py`). Each process appen
 object with some fields of `Record`, such as {"state": "ended"}. A later line overrides an earlier one; an incomplete
 line is ignored.
 
-`report_error` puts the message of an error into the record, and `matex run` prints the first one. Without `matex run`
-the first rank that reports an error writes it to the terminal, and the other ranks are silent.
+`note_error` puts the message of an error into the record, and `matex run` prints the first one. Without `matex run` the
+first rank with an error writes it to the terminal (`show_error`), and the other ranks are silent.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from matex_tf import errors
+from matex_tf.lazy import MPI
 from matex_tf.runtime import objects, real_files
 from matex_tf.world import task_environment, terminal, world
 
@@ -136,8 +137,6 @@ def begin_record() -> None:
             f"no rank sees {_folder}, in which `matex run` expects the records of the ranks. Set "
             "MATEX_CACHE_DIR to a folder on a file system that all hosts share, or start the script with mpirun itself."
         )
-    from mpi4py import MPI
-
     me = world.get_world()
     note(
         rank=me.rank, size=me.size, local_size=me.local_size, host=me.host, process=os.getpid(),
@@ -188,22 +187,26 @@ def note_end(codes: set[int]) -> None:
     note(state=LEFT if _leaves else ENDED, codes=sorted(codes - {0}))
 
 
-def report_error(
-    text: str, rank: int, shared_folder: str | os.PathLike[str] | None = None, waits: bool = True, **fields: Any
-) -> None:
-    """Record the error `text` of `rank` for `matex run`. Without it, show the error, if no other rank has shown one.
+def note_error(text: str, rank: int, **fields: Any) -> bool:
+    """Record the error `text` of `rank`, with other `fields`, for `matex run`, which shows the first error of a run.
+
+    Returns whether it is recorded. If not, the caller shows it (`show_error`).
+    """
+    with contextlib.suppress(OSError):  # the disk is full
+        return note(text=text, rank=rank, time=time.time(), **fields)
+    return False
+
+
+def show_error(text: str, rank: int, shared_folder: str | os.PathLike[str] | None = None, waits: bool = True) -> None:
+    """Write the error `text` of `rank` to the terminal, if no other rank has written one.
 
     When a rank ends with an error, the launcher ends all ranks, and could cut off the message that the first rank still
-    writes to the terminal. So, without `matex run`, a rank that is not the first waits here until the first has ended.
+    writes to the terminal. So a rank that is not the first waits here until the first has ended.
 
     Args:
         shared_folder: a folder that all ranks see; None if they are on one host.
         waits: whether this rank waits for the first; False if the first starts MPI before its end, which needs all.
-        fields: other fields of the record.
     """
-    with contextlib.suppress(OSError):  # the disk is full
-        if note(**{"text": text, "rank": rank, "time": time.time(), **fields}):
-            return
     with _claim_terminal(shared_folder or tempfile.gettempdir(), rank, waits) as is_first:
         if is_first:
             terminal.write_text(text)

@@ -76,6 +76,19 @@ def find_thread_at_work() -> str:
     return ""
 
 
+def read_main_stack() -> list[traceback.FrameSummary]:
+    """The stack of the main thread, outermost frame first; [] if the thread has ended."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    if frame is None:
+        return []
+    return [summary for summary in traceback.extract_stack(frame) if not summary.filename.startswith("<frozen")]
+
+
+def is_at_prompt(stack: list[traceback.FrameSummary]) -> bool:
+    """Whether this rank waits for a person's input at a prompt: its main thread has no frame, or is in the editor."""
+    return hasattr(sys, "ps1") and (not stack or "_pyrepl" in stack[-1].filename)
+
+
 def find_script_frame(stack: Iterable[traceback.FrameSummary]) -> traceback.FrameSummary | None:
     """The innermost of the script's own lines; None if there is none."""
     return next((frame for frame in reversed(list(stack)) if not is_library(frame.filename)), None)

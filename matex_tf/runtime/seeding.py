@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from matex_tf.lazy import tf
 from matex_tf.runtime import objects
 from matex_tf.runtime.hooks import Table, call_when_imported
 
@@ -77,7 +78,6 @@ def _wrap_get_seed(original: Any) -> Any:
     """
 
     def get_seed(op_seed: int | None) -> Any:
-        import tensorflow as tf
         from tensorflow.python.eager import context
         from tensorflow.python.framework import random_seed
 

@@ -9,28 +9,23 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
-import gc
-import io
-import os
-import signal
-import stat
 import sys
-import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
 from matex_tf import errors, ops, settings
+from matex_tf.lazy import MPI
 from matex_tf.ops import cache
-from matex_tf.runtime import losses, objects, rank_records, real_files
-from matex_tf.thread_flag import starts_own
-from matex_tf.world import exit_codes, membership, mpi_calls, task_environment, terminal, time_limit, world
-
-REQUESTS = (signal.SIGTERM, signal.SIGUSR1)
-"""The signals that ask a run to end and to resume later."""
-_KIND = 7  # the end of the script, see `ops.rendezvous`
-_FLUSH_SECONDS = 5.0  # the limit for writing open files before an abort
+from matex_tf.runtime import losses, objects, open_files, rank_records, real_files
+from matex_tf.world import (
+    exit_codes,
+    membership,
+    mpi_calls,
+    task_environment,
+    terminal,
+    time_limit,
+    world,
+)
 
 script_ended: list[Callable[[], None]] = []
 """Called at the end of this rank's script, before the rank meets the others."""
@@ -78,54 +73,9 @@ def register_end() -> None:
     atexit.register(end_rank)
 
 
-_LIBRARY_FILES = (
-    ("h5py", "File", "flush"),
-    ("netCDF4", "Dataset", "sync"),
-    ("tensorflow.python.lib.io.file_io", "FileIO", "flush"),
-    ("tensorflow.python.lib.io.tf_record", "TFRecordWriter", "flush"),
-    ("tensorflow.python.summary.writer.writer", "FileWriter", "flush"),
-    ("tensorflow.python.ops.summary_ops_v2", "SummaryWriter", "flush"),
-)
-"""The classes of files that libraries have open, and the methods that write what is not on the disk yet."""
-
-
-def flush_files() -> None:
-    """Write the output and the buffers of the script's open files to disk: an abort does not, unlike the end of Python.
-
-    Pipes are left out, because they could block. A disk may block, too, and so may a file whose lock is held by a
-    stuck thread, or by the code that a signal has interrupted. So a thread writes, for a limited time.
-    """
-    thread = threading.Thread(target=_flush_open_files, name="matex_tf flush", daemon=True)
-    with contextlib.suppress(RuntimeError, KeyboardInterrupt):  # no thread can be started; the user does not wait
-        with starts_own.set():
-            thread.start()
-        thread.join(_FLUSH_SECONDS)
-
-
-def _flush_open_files() -> None:
-    stream_types = io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom  # the first has a buffer on top of the others
-    library_types = [(getattr(sys.modules.get(module), name, ()), method) for module, name, method in _LIBRARY_FILES]
-    files: list[Any] = []
-    for tracked_object in gc.get_objects():
-        # Not `isinstance`, which asks each object for its class: a weak reference to a lost object raises an error.
-        object_type = type(tracked_object)
-        if issubclass(object_type, stream_types):
-            files.append(tracked_object)
-        for library_class, method in library_types:
-            if issubclass(object_type, library_class):
-                with contextlib.suppress(Exception):  # as below
-                    getattr(tracked_object, method)()
-    for file in sorted(files, key=lambda file: not issubclass(type(file), io.TextIOWrapper)):
-        with contextlib.suppress(Exception):  # a full disk; a closed file; a wrapper of no file; a class of the script
-            if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                file.flush()
-    with contextlib.suppress(Exception):
-        sys.stdout.flush()  # last: it may be a pipe
-
-
 def run_before_abort() -> None:
     """Write the script's output and files, and call the functions of `before_abort`, whatever fails."""
-    flush_files()
+    open_files.flush_files()
     while before_abort:
         try:
             before_abort.pop(0)()
@@ -144,21 +94,19 @@ def abort_with_error(text: str, code: int, follows: bool = False, is_loss: bool 
     """
     run_before_abort()
     code, me = exit_codes.correct_failure_code(code), world.get_world()
-    fields: dict[str, Any] = {
-        "size": me.size, "host": me.host, "number": ops.read_waiting().number, "abort_code": code,
-        "time": time.time(), "follows": follows, "is_loss": is_loss,
-    }  # fmt: skip
     try:
         with real_files.use_real_files():
-            if failure:
-                with contextlib.suppress(OSError):
-                    rank_records.note(text=text, rank=me.rank, **fields)  # this rank may be killed while it waits
-                for function in after_failure:
-                    with contextlib.suppress(Exception, KeyboardInterrupt):  # the error itself matters more
-                        function(failure)
-            # Without `matex run` ranks find out by files in `shared_folder`, which all see, which error is the first.
-            shared_folder = cache.find_cache_folder() if me.has_several_hosts else None
-            rank_records.report_error(text, me.rank, shared_folder, **fields)
+            # Recorded first, because this rank may be killed while it waits for rank 0.
+            is_recorded = rank_records.note_error(
+                text, me.rank, size=me.size, host=me.host, number=ops.read_waiting().number, abort_code=code,
+                follows=follows, is_loss=is_loss,
+            )  # fmt: skip
+            for function in after_failure if failure else ():
+                with contextlib.suppress(Exception, KeyboardInterrupt):  # the error itself matters more
+                    function(failure)
+            if not is_recorded:
+                # Ranks find out by files in this folder, which all see, which error is the first.
+                rank_records.show_error(text, me.rank, cache.find_cache_folder() if me.has_several_hosts else None)
     finally:  # also after an error while reporting
         _end_all(code)
 
@@ -198,55 +146,13 @@ def abort_unjoined(task: task_environment.Task) -> None:
     mpi_calls.abort_job(1)
 
 
-def hear_requests(handle: Callable[[str], None], finish: Callable[[], None]) -> None:
-    """From now on, call `handle` with the name of a signal that asks this rank or `matex run` to end.
-
-    After a loss, mpirun sends SIGTERM to the other ranks. So a SIGTERM from mpirun is an abort, not a request: `finish`
-    is called, and the process ends. `matex run` passes its requests to the ranks as SIGUSR1. A signal from an unknown
-    sender is a request. The sender is unknown without `matex run`, or if a later handler replaced this one.
-    """
-    engine, launchers = ops.get_library().c, list(task_environment.get_launchers())
-
-    def hear(signal_number: int, frame: Any) -> None:
-        is_from_launcher = bool(engine.matex_came_from_launchers(signal_number))
-        if is_from_launcher and signal_number == signal.SIGTERM:
-            finish()
-            signal.signal(signal_number, signal.SIG_DFL)
-            os.kill(os.getpid(), signal_number)
-        else:
-            request = rank_records.read_request() if is_from_launcher else None
-            handle(request or signal.Signals(signal_number).name)
-
-    thread_data = threading.local()  # `mask`: the signals that the thread blocked before its fork
-
-    def block() -> None:
-        thread_data.mask = signal.pthread_sigmask(signal.SIG_BLOCK, REQUESTS)
-
-    def unblock() -> None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, thread_data.mask)
-
-    def restore_default() -> None:
-        for signal_number in REQUESTS:
-            if signal.getsignal(signal_number) is hear:
-                signal.signal(signal_number, signal.SIG_DFL)
-        unblock()
-
-    # A forked child is no rank, so a signal ends it. The signals are blocked until the child has restored the default,
-    # because an earlier signal would call `hear` in the child.
-    os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=restore_default)
-    for signal_number in REQUESTS:
-        signal.signal(signal_number, hear)
-        if engine.matex_watch_sender(signal_number, (ctypes.c_int * len(launchers))(*launchers), len(launchers)):
-            raise errors.RankError(f"the senders of signal {signal_number} cannot be told apart")
-
-
 def await_cause() -> None:
     """Wait for the rank at which an error began, because it is the one to end the job.
 
     Returns only if that rank has caught the error.
     """
     try:
-        ops.rendezvous(_KIND, 0, "the end of its script, for an error of another rank")
+        ops.rendezvous(ops.Kind.EXIT, 0, "the end of its script, for an error of another rank")
     except errors.MismatchError as error:
         _await_others_at_end(error)
 
@@ -257,8 +163,6 @@ def _await_others_at_end(error: errors.MismatchError) -> None:
     Since `error`, all collectives of the library fail, so the ranks meet at a barrier of MPI. If MPI itself failed, the
     function does not wait, because the other ranks may not know of the failure.
     """
-    from mpi4py import MPI
-
     if losses.is_loss_of_another(error):
         return
     with ops.announce_exchange("the end of scripts that have parted"), contextlib.suppress(MPI.Exception):
@@ -268,8 +172,6 @@ def _await_others_at_end(error: errors.MismatchError) -> None:
 def end_rank() -> None:
     """The last act of a rank: agree with the others that the script is over, then finalize MPI. Collective."""
     global _have_all_ended
-    from mpi4py import MPI
-
     if not world.is_active() or _is_aborting or MPI.Is_finalized():
         return
     for function in script_ended:
@@ -280,7 +182,9 @@ def end_rank() -> None:
     if exit_text:
         description += f" ({exit_text})"
     try:
-        membership.attempt_collectives(description, lambda: ops.rendezvous(_KIND, 0, description, exit_code=code))
+        membership.attempt_collectives(
+            description, lambda: ops.rendezvous(ops.Kind.EXIT, 0, description, exit_code=code)
+        )
     except errors.MismatchError as error:
         # Another rank is at another collective.
         if code and ops.find_cause(str(error)) is ops.Cause.ENDED:

@@ -20,12 +20,6 @@ from matex_tf.runtime import objects
 from matex_tf.steps import variables
 from matex_tf.world import world
 
-_FAILURE = 8
-"""The `kind` of `ops.rendezvous` by which a rank announces that a step has raised an error; `kFailure` in the engine.
-
-An announcement ends the collective in which the other ranks wait. The engine counts it on every rank, so that the other
-ranks learn of it by `ops.count_completed`.
-"""
 _UNKNOWN_LINES = re.compile(
     r"(Detected at node (\S+) defined at \(most recent call last\):\n)<stack traces unavailable>\n"
 )
@@ -35,9 +29,9 @@ _UNKNOWN_LINES = re.compile(
 class fail_together:
     """A context around a call of a shared step: an error on one rank is raised on all.
 
-    The failed rank announces its error, and the collective in which the other ranks wait fails. All ranks then exchange
-    their errors. Some ranks may have assigned variables before the error and others not, so all ranks take rank 0's
-    values of the variables `may_assign`.
+    The failed rank announces its error by a rendezvous of the kind `FAILURE`. It ends the collective in which the other
+    ranks wait; they learn of it by `ops.count_completed`. All ranks then exchange their errors. Some ranks may have
+    assigned variables before the error and others not, so all ranks take rank 0's values of the variables `may_assign`.
 
     place: names the step in messages.
     may_assign: the variables that the step may assign.
@@ -53,7 +47,7 @@ class fail_together:
         self.place, self.may_assign, self.graph = place, may_assign, graph
 
     def __enter__(self) -> None:
-        self.failures_before = ops.count_completed(_FAILURE)
+        self.failures_before = ops.count_completed(ops.Kind.FAILURE)
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         if not isinstance(error, tf.errors.OpError):
@@ -65,12 +59,12 @@ class fail_together:
             return
         # If another rank has announced an error during the step, the error here is only that a collective has failed.
         # Otherwise it is an error of this rank, which announces it.
-        is_of_other_rank = ops.count_completed(_FAILURE) != self.failures_before
+        is_of_other_rank = ops.count_completed(ops.Kind.FAILURE) != self.failures_before
         if not is_of_other_rank:
             # If other ranks wait in a collective of the step, they meet this rendezvous with another kind. This is a
             # mismatch: it raises MismatchError here, and the collectives fail there. The ranks exchange errors below.
             with contextlib.suppress(errors.MismatchError):
-                ops.rendezvous(_FAILURE, 0, f"{self.place}: {error.message}")
+                ops.rendezvous(ops.Kind.FAILURE, 0, f"{self.place}: {error.message}")
             if ops.read_failure():  # for example, some rank was not within a step: the sequence has ended for good
                 return
         # Exchange the errors (None: this rank has no error of its own), and raise the first one on all ranks.

@@ -10,9 +10,8 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from matex_tf import settings
+from matex_tf import ops, settings
 from matex_tf.lazy import tf
-from matex_tf.ops import deal_rows
 from matex_tf.rewrite.own_batches import OwnRows
 from matex_tf.rewrite.sharing import Exchanger, Request, Slice
 from matex_tf.runtime import excepthook
@@ -106,7 +105,7 @@ def make_slice_of_rows(total: Any, slice_ratios: SliceRatios | None = None) -> S
     with tf.control_dependencies([record]):
         is_divided_and_rank = tf.constant([1, me.rank], tf.int64)  # then the ratio of each rank
         dealt = tf.concat([is_divided_and_rank, slice_ratios.ratios, tf.zeros([me.servers], tf.int64)], 0)
-    return make_given_slice(*deal_rows.deal_rows(tf.stack([total]), dealt))
+    return make_given_slice(*ops.deal_rows(tf.stack([total]), dealt))
 
 
 def make_given_slice(first: Any, count: Any, total: Any, contributes: Any) -> Slice:

@@ -10,27 +10,18 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-# For each function of matex_tf, the variables that it replaces. SLURM_NTASKS and SLURM_NPROCS describe the whole job,
-# not a task. They are removed, too, because a size is useless without a rank.
-_REPLACEMENTS = {
-    "rank": (
-        "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "JSM_NAMESPACE_RANK", "PALS_RANKID",
-        "FLUX_TASK_RANK", "SLURM_PROCID",
-    ),
-    "size": (
-        "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "JSM_NAMESPACE_SIZE", "PALS_SIZE", "FLUX_JOB_SIZE",
-        "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS",
-    ),
-    "local_rank": (
-        "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_NODE_RANK", "MPI_LOCALRANKID", "MV2_COMM_WORLD_LOCAL_RANK",
-        "JSM_NAMESPACE_LOCAL_RANK", "PALS_LOCAL_RANKID", "FLUX_TASK_LOCAL_ID", "SLURM_LOCALID",
-    ),
-    "local_size": (
-        "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_LOCAL_SIZE", "JSM_NAMESPACE_LOCAL_SIZE",
-        "PALS_LOCAL_SIZE",
-    ),
+from matex_tf.world import task_environment
+
+_NAMES = ("rank", "size", "local_rank", "local_size")
+"""Functions of matex_tf that replace variables, and fields of `task_environment.Launcher`."""
+FUNCTIONS = {
+    # SLURM_NTASKS and SLURM_NPROCS describe the whole job, not a task. They are removed, too, because a size is useless
+    # without a rank.
+    "OMPI_COMM_WORLD_NODE_RANK": "local_rank", "SLURM_NTASKS": "size", "SLURM_NPROCS": "size",
+    **{getattr(launcher, name): name for launcher in task_environment.LAUNCHERS for name in _NAMES},
 }  # fmt: skip
-FUNCTIONS = {name: function for function, names in _REPLACEMENTS.items() for name in names}
+"""The function that replaces each variable."""
+del FUNCTIONS[""]  # of launchers without a variable
 
 removed: set[str] = set()
 """The removed variables of this process."""
@@ -39,15 +30,16 @@ when_read: list[Callable[[str], None]] = []
 _process = 0  # the process whose variables were removed; a forked child is no rank, so its reads are not reported
 
 
-def remove_variables(is_removed: Callable[[str], bool]) -> None:
-    """Remove variables from this process's environment, and detect the script's reads of them.
+def keep_children_out() -> None:
+    """Remove the launcher's variables from this process's environment: a child that joined the job would crash it.
 
-    `is_removed`: whether to remove the variable of this name.
+    Also removed are the folders in which `matex run` expects the reports and the state of its ranks only. From now on
+    the script's reads of removed variables are reported.
     """
     global _process
     _process = os.getpid()
     for name in list(os.environ):
-        if is_removed(name):
+        if name.startswith(task_environment.PREFIXES) or name in (*FUNCTIONS, "MATEX_PROOF", "MATEX_STATE"):
             removed.add(name)
             del os.environ[name]
     variables = _ReportingVariables(vars(os.environ)["_data"])
@@ -67,10 +59,8 @@ class _ReportingVariables(dict[bytes, bytes]):
 
 def explain_missing(name: str) -> str:
     """Why a rank lacks the launcher's variable `name`, and which function to call instead."""
-    function = FUNCTIONS.get(name)
-    alternatives = ", ".join(
-        f"matex_tf.{function_name}()" for function_name in ([function] if function else _REPLACEMENTS)
-    )
+    functions = [FUNCTIONS[name]] if name in FUNCTIONS else _NAMES
+    alternatives = ", ".join(f"matex_tf.{function}()" for function in functions)
     return (
         f"{name} is removed from a rank's os.environ, so that its child processes do not join the job. "
         f"Use {alternatives} instead"

@@ -7,7 +7,6 @@ collectives by `attempt_collectives`, which repeats them after a loss.
 
 from __future__ import annotations
 
-import types
 from collections.abc import Callable
 from typing import Any
 
@@ -41,23 +40,6 @@ def make_loss_error(reason: str) -> errors.LostRankError:
         "another rank has ended or its host cannot be reached, and the ranks that are left cannot go on by "
         f"themselves: {reason}"
     )
-
-
-def watch_mpi() -> None:
-    """From now on, reading `MPI.COMM_WORLD` counts as asking for the rank: the script may read its rank there, and then
-    do other things on each rank. Then no rank can replace a lost rank 0, for example.
-    """
-    from mpi4py import MPI
-
-    comm_world = MPI.COMM_WORLD
-
-    class WatchedModule(types.ModuleType):
-        @property
-        def COMM_WORLD(self) -> Any:
-            world.note_script_knows_ranks()
-            return comm_world
-
-    MPI.__class__ = WatchedModule  # a property of the class precedes the module's attribute
 
 
 def set_retry(attempt: Callable[[str, Callable[[], Any], Callable[[], None] | None], Any]) -> None:

@@ -11,10 +11,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from glob import glob
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from matex_tf import settings
-from matex_tf.world import mpirun_options, task_environment
+from matex_tf.world import mpirun_options
+from matex_tf.world.launcher_processes import LauncherProcess, find_launcher, read_environment
 
 CPU_FOLDER = "/sys/devices/system/cpu"
 # Environment variables by which a user chooses threads (THREAD_) or cores (BINDING_). The value of a MAPPING_ variable
@@ -26,25 +27,9 @@ BINDING_VARIABLES = (
     "OMPI_MCA_hwloc_base_cpu_list", "OMPI_MCA_rmaps_rank_file_path",
 )  # fmt: skip
 MAPPING_VARIABLES = ("PRTE_MCA_rmaps_default_mapping_policy", "OMPI_MCA_rmaps_base_mapping_policy")
-# The names of launchers' processes.
-LAUNCHERS = (
-    "mpirun", "mpiexec", "mpiexec.hydra", "prterun", "prted", "orterun", "orted", "hydra_pmi_proxy", "hydra_bstrap_pr",
-    "slurmstepd",
-)  # fmt: skip
-ANCESTORS = 8
-"""The number of ancestors of this process that are searched for the launcher."""
-
 Core = tuple[int, ...]
 """The CPUs (hardware threads) of a core, by their numbers."""
 T = TypeVar("T")
-
-
-class Launcher(NamedTuple):
-    """The process that started the ranks of this host."""
-
-    process: int
-    name: str
-    words: list[str]  # the command line
 
 
 # ---- pure functions, which do not read the machine
@@ -196,20 +181,7 @@ def read_cpu_quota() -> float | None:
     return int(quota) / int(period) if quota and period and int(quota) > 0 else None
 
 
-def find_launcher() -> Launcher | None:
-    """The launcher among this process's ancestors; None if there is none."""
-    process = os.getppid()
-    for _ in range(ANCESTORS):
-        if process <= 1:
-            return None
-        name = read_file(f"/proc/{process}/comm").strip()
-        if name in LAUNCHERS:
-            return Launcher(process, name, read_file(f"/proc/{process}/cmdline").split("\0"))
-        process = task_environment.read_parent(process)
-    return None
-
-
-def find_host_cpus(launcher_process: int | None) -> set[int]:
+def find_host_cpus(launcher: LauncherProcess | None) -> set[int]:
     """The CPUs that the ranks of this host may use: the cpuset, restricted to the affinity of the launcher."""
     own_affinity = os.sched_getaffinity(0)
     try:
@@ -218,9 +190,9 @@ def find_host_cpus(launcher_process: int | None) -> set[int]:
         allowed_cpus = os.sched_getaffinity(0)
     finally:
         os.sched_setaffinity(0, own_affinity)
-    if launcher_process is not None:
+    if launcher is not None:
         try:
-            allowed_cpus = (allowed_cpus & os.sched_getaffinity(launcher_process)) or allowed_cpus
+            allowed_cpus = (allowed_cpus & os.sched_getaffinity(launcher.process)) or allowed_cpus
         except OSError:
             pass  # the launcher belongs to another user: only the cpuset limits
     return allowed_cpus
@@ -256,7 +228,7 @@ def place_cores(local_rank: int, local_size: int, mode: str, part: str = "") -> 
         return  # started alone: the affinity is that of the user's shell
     if _is_left_to_user(launcher, mode):
         return
-    usable_cores = choose_part(list_cores(find_host_cpus(launcher.process if launcher else None)), part)
+    usable_cores = choose_part(list_cores(find_host_cpus(launcher)), part)
     cpus = [cpu for core in choose_cores(usable_cores, local_rank, local_size) for cpu in core]
     bind_all_threads(cpus)
     ranks_sharing = local_size if local_size > len(usable_cores) else 1
@@ -266,11 +238,11 @@ def place_cores(local_rank: int, local_size: int, mode: str, part: str = "") -> 
             os.environ.setdefault(name, str(thread_count))
 
 
-def _is_left_to_user(launcher: Launcher | None, mode: str) -> bool:
+def _is_left_to_user(launcher: LauncherProcess | None, mode: str) -> bool:
     """Whether this rank's cores must stay as they are, because the user has chosen cores or threads."""
     # mpirun does not pass its own variables on, and the library removes the variables of the task after reading them.
-    launcher_environment = {} if launcher is None else task_environment.read_environment(launcher.process)
-    environment = {**launcher_environment, **task_environment.read_environment(os.getpid()), **os.environ}
+    launcher_environment = {} if launcher is None else read_environment(launcher.process)
+    environment = {**launcher_environment, **read_environment(os.getpid()), **os.environ}
     if is_chosen_by_user(environment, mode):
         return True
     if mode == "spread":

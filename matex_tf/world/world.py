@@ -1,22 +1,29 @@
-"""The MPI world of this process: its ranks and their communicators, its start, and its survivors after a loss.
+"""The MPI world of this process: its ranks, their communicators, and its start.
 
 `get_world` makes it at the first call, and starts MPI only if the environment shows that a launcher made this process
-one task of several. After a loss in an elastic run, `shrink_world` gives the same object the ranks and communicators of
+one task of several. After a loss in an elastic run, `shrinking` gives the same object the ranks and communicators of
 the survivors. Ranks exchange Python objects through `runtime.objects`, which numbers each exchange in the sequence of
 collectives.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from matex_tf import errors, settings
-from matex_tf.world import missing_mpi, mpi_calls, mpirun_options, phantom_rank, task_environment, time_limit
+from matex_tf.lazy import MPI
+from matex_tf.world import (
+    launcher_variables,
+    missing_mpi,
+    mpi_calls,
+    mpirun_options,
+    phantom_rank,
+    task_environment,
+    time_limit,
+)
 
 
 @dataclass
@@ -71,10 +78,6 @@ class World:
 _COMMUNICATORS = ("sequence", "gradients", "overlapped", "control", "readers", "watch")  # see docs/protocol.md
 _world: World | None = None
 _task: task_environment.Task | None = None  # the launcher's description of this process; None before `_join_task`
-script_knows_ranks = False
-"""Whether the script asked for its rank or read MPI.COMM_WORLD, and so may behave differently on different ranks."""
-when_script_knows_ranks: list[Callable[[], None]] = []
-"""Called when the script first asks for its rank. All ranks do that together: until then they run the same code."""
 
 
 def _describe_rank() -> str:
@@ -85,15 +88,6 @@ def _describe_rank() -> str:
 
 
 errors.describe_rank = _describe_rank  # `errors` cannot import this module, which imports `errors`
-
-
-def note_script_knows_ranks() -> None:
-    """Record that the script asks for its rank; at the first call, call the functions `when_script_knows_ranks`."""
-    global script_knows_ranks
-    if not script_knows_ranks:
-        script_knows_ranks = True
-        for listener in when_script_knows_ranks:
-            listener()
 
 
 def get_world() -> World:
@@ -128,8 +122,6 @@ def has_threads() -> bool:
     """Whether several threads of this process may call MPI at once."""
     if get_world().is_phantom:  # no thread calls MPI at all
         return True
-    from mpi4py import MPI
-
     return MPI.Query_thread() == MPI.THREAD_MULTIPLE
 
 
@@ -169,7 +161,7 @@ def _join_task(task: task_environment.Task) -> World:
     global _task
     _task = task
     try:
-        MPI = mpi_calls.start_mpi()
+        mpi_calls.start_mpi()
     except (ImportError, RuntimeError) as error:
         raise errors.SetupError(f"{missing_mpi.describe(str(error))}. {task.launcher} started this process.") from error
     size = MPI.COMM_WORLD.Get_size()
@@ -183,7 +175,7 @@ def _join_task(task: task_environment.Task) -> World:
             f"{task.size} script.py` finds it), under Slurm with `srun --mpi=pmix`, or install an mpi4py that is "
             "built for the launcher's MPI."
         )
-    return _join_ranks(MPI)
+    return _join_ranks()
 
 
 def _set_open_mpi_defaults() -> None:
@@ -204,7 +196,7 @@ def _set_open_mpi_defaults() -> None:
             os.environ.setdefault("OMPI_MCA_btl", "^ofi")
 
 
-def _join_ranks(MPI: Any) -> World:
+def _join_ranks() -> World:
     communicator = MPI.COMM_WORLD
     if MPI.Query_thread() < MPI.THREAD_SERIALIZED:
         raise errors.SetupError(
@@ -212,12 +204,12 @@ def _join_ranks(MPI: Any) -> World:
             "in threads. Remove the lines that set `mpi4py.rc.threads` or `thread_level`."
         )
     life = _make_life_communicator(communicator) if settings.get_settings().elastic else None
-    world = _make_world(MPI, communicator, life)
-    task_environment.keep_children_out()
+    world = make_world(communicator, life)
+    launcher_variables.keep_children_out()
     return world
 
 
-def _make_world(MPI: Any, communicator: Any, life: Any) -> World:
+def make_world(communicator: Any, life: Any) -> World:
     """Make the world of the ranks of `communicator`. Collective. `life`: see `World.life`."""
     node_communicator = communicator.Split_type(MPI.COMM_TYPE_SHARED)  # the ranks that share memory
     rank, host, current_settings = communicator.Get_rank(), socket.gethostname(), settings.get_settings()
@@ -248,62 +240,3 @@ def _make_life_communicator(communicator: Any) -> Any:
             "it. Without --elastic, `matex run --restarts` works with any MPI."
         ) from None
     return life
-
-
-def revoke_communicators() -> None:
-    """Revoke the communicators: every rank in a collective, now or later, gets an error."""
-    for communicator in get_world().communicators.values():
-        communicator.Revoke()
-
-
-def agree_on_success(is_done: bool, condition: bool) -> tuple[bool, bool]:
-    """Whether every rank is done and none was lost, and whether `condition` is true on every rank. Collective.
-
-    Every rank gets the same two answers, even if a rank is lost meanwhile.
-    """
-    from mpi4py import MPI
-
-    try:
-        # Agree computes the bitwise AND over the ranks. Bit 0: `is_done`; bit 1: `condition`.
-        agreed_bits = get_world().life.Agree(int(is_done) | int(condition) << 1)
-        return bool(agreed_bits & 1), bool(agreed_bits & 2)
-    except MPI.Exception:
-        return False, False
-
-
-def list_lost() -> list[int]:
-    """The ranks that MPI knows to be lost, by their numbers in the world before the loss. Not collective."""
-    from mpi4py import MPI
-
-    me = get_world()
-    with contextlib.suppress(MPI.Exception):  # the error of a lost rank
-        me.life.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG)  # MPI detects a loss only during a call
-    lost_group = me.life.Get_failed()
-    lost_ranks = MPI.Group.Translate_ranks(lost_group, list(range(lost_group.size)), me.life.group)
-    lost_group.Free()
-    return list(lost_ranks)
-
-
-def shrink_world() -> list[int]:
-    """Shrink the world to the survivors. Returns their previous numbers, indexed by their new numbers.
-
-    Collective among the survivors.
-    """
-    from mpi4py import MPI
-
-    me = get_world()
-    communicator = me.life
-    while True:  # until all survivors have made the new world, and no further rank was lost meanwhile
-        communicator = communicator.Shrink()
-        communicator.Set_errhandler(MPI.ERRORS_RETURN)  # errors raise exceptions, and do not end the process
-        new_world = None
-        try:
-            new_world = _make_world(MPI, communicator, communicator)
-        except MPI.Exception:
-            communicator.Revoke()  # ranks that still wait in `_make_world` get an error
-        with contextlib.suppress(MPI.Exception):  # another rank was lost meanwhile
-            if communicator.Agree(int(new_world is not None)) == 1:
-                break
-    previous_ranks = MPI.Group.Translate_ranks(communicator.group, list(range(communicator.size)), me.life.group)
-    vars(me).update(vars(new_world), has_lost=True)
-    return list(previous_ranks)

@@ -1,6 +1,7 @@
 """The collectives as functions on tensors, in eager code and in graphs.
 
-Each file has the same structure: check of arguments, op, gradient, registration with TensorFlow.
+`on_tensors` has the collectives on one tensor. `reduce_gradients` sums the gradients of an update: by an op that sums
+at once, by overlapped ops (`overlap`), or by `reduce_on_device` on a GPU. `common` serves both files.
 """
 
 OP_TYPES = (

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from matex_tf import arguments
+from matex_tf.lazy import tf
 
 from ..library import on_load
 
@@ -24,8 +25,6 @@ _turns = itertools.count()
 
 def make_dense_tensor(function: str, value: Any) -> Any:
     """`value` as a dense tensor of one of `DTYPES`. Raises TypeError or ValueError for the public `function`."""
-    import tensorflow as tf
-
     if isinstance(value, (tf.RaggedTensor, tf.SparseTensor)):
         raise TypeError(f"{function}: expected a dense tensor, not a {type(value).__name__}")
     tensor = make_tensor(function, value)
@@ -36,8 +35,6 @@ def make_dense_tensor(function: str, value: Any) -> Any:
 
 def make_tensor(function: str, value: Any, dtype: Any = None) -> Any:
     """`value` as a tensor. Raises TypeError or ValueError for the public `function`."""
-    import tensorflow as tf
-
     if isinstance(value, np.ma.MaskedArray):
         raise TypeError(f"{function}: expected an array without a mask, which would be lost; fill it: x.filled(...)")
     try:
@@ -55,8 +52,6 @@ def make_turn() -> int:
     In a v1 graph, and in functions of such a graph, turns number the collectives, and all ranks run them in the order
     of turns. Elsewhere the turn is -1: collectives run in the order of their creation (`ops/order.py`).
     """
-    import tensorflow as tf
-
     with tf.init_scope():  # outside of all functions
         return -1 if tf.executing_eagerly() else next(_turns)
 
@@ -68,8 +63,6 @@ def make_weight(weight: Any, rows: Any = None) -> Any:
         weight: this rank's weight, a scalar number or bool.
         rows: the rows of the global batch, a scalar integer; None for a sum that is no update.
     """
-    import tensorflow as tf
-
     batch_rows = tf.constant(_NO_UPDATE, tf.float64) if rows is None else tf.cast(rows, tf.float64)
     return tf.stack([tf.cast(weight, tf.float64), batch_rows])
 
@@ -78,8 +71,6 @@ def scale(tensors: Sequence[Any], weight: Any) -> list[Any]:
     """Each tensor times `weight`, a scalar, or the vector (weight, rows of the batch) of `make_weight`. A weight of 0
     gives zeros, even for NaN and infinity.
     """
-    import tensorflow as tf
-
     factor = weight if weight.shape.rank == 0 else weight[0]
     is_zero = tf.equal(factor, 0)  # in a v1 graph, == compares the tensors' identity
     return [tf.where(is_zero, tf.zeros_like(tensor), tensor * tf.cast(factor, tensor.dtype)) for tensor in tensors]
@@ -95,8 +86,6 @@ def register_gradient(op_type: str, compute_gradient: Callable[..., Any]) -> Non
     """Register the function that computes the gradient of ops of this type, once TensorFlow has loaded the ops."""
 
     def register() -> None:
-        import tensorflow as tf
-
         tf.RegisterGradient(op_type)(compute_gradient)
 
     on_load.append(register)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from matex_tf import arguments
+from matex_tf.lazy import tf
 from matex_tf.world import world
 
 from .. import overlap
@@ -57,8 +58,6 @@ def reduce_gradients(
         tf.errors.FailedPreconditionError: when run, on every rank, if ranks differ in number, order, names, shapes or
             dtypes (the message names the first difference) or are at different collectives.
     """
-    import tensorflow as tf
-
     if not isinstance(tensors, (list, tuple)) or not isinstance(names, (list, tuple)):
         raise TypeError(
             "reduce_gradients: expected a list of tensors and one of names; "

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from matex_tf import settings
+from matex_tf.lazy import tf
 from matex_tf.world import world
 
 from .. import overlap
@@ -82,8 +83,6 @@ def reduce_on_device(tensors: Sequence[Any], names: Sequence[str], weight: Any, 
     They are scaled by `weight` and summed in device memory. 16-bit floats are converted to float32 before, and back to
     their dtype after the sum.
     """
-    import tensorflow as tf
-
     wide_tensors = [tf.cast(tensor, tf.float32) if tensor.dtype.size == 2 else tensor for tensor in tensors]
     sums = _sum_scaled(common.scale(wide_tensors, weight), names, weight, place)
     return [tf.cast(reduced, tensor.dtype) for reduced, tensor in zip(sums, tensors)]

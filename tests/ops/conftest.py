@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from matex_tf import settings
-from matex_tf.ops import compiler
-from matex_tf.ops.kept import trust
+from matex_tf.ops import compiler, trust
 
 SCRIPT = """#!/bin/sh
 if [ "$1" = -show ]; then exec {real} -show; fi

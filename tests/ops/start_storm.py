@@ -14,8 +14,7 @@ import time
 import types
 from pathlib import Path
 
-from matex_tf.ops import build, compiler
-from matex_tf.ops.kept import turns
+from matex_tf.ops import build, build_lock, compiler
 
 COMPILER = """#!/bin/sh
 [ "$1" = -show ] && exec {real} -show
@@ -28,7 +27,7 @@ head -c 500000 /dev/zero > "$last"
 def count_accesses(folder: Path) -> collections.Counter[str]:
     """A counter of the files that this process opens and the locks that it requests, from now on."""
     counts: collections.Counter[str] = collections.Counter()
-    real = turns.fcntl.flock
+    real = build_lock.fcntl.flock
 
     def flock(file, how):
         path = os.readlink(f"/proc/self/fd/{file.fileno()}")
@@ -39,7 +38,7 @@ def count_accesses(folder: Path) -> collections.Counter[str]:
         if event == "open" and isinstance(arguments[0], str):
             counts["sources" if arguments[0].startswith(str(build.SOURCE)) else "others"] += 1
 
-    turns.fcntl = types.SimpleNamespace(**{**vars(turns.fcntl), "flock": flock})
+    build_lock.fcntl = types.SimpleNamespace(**{**vars(build_lock.fcntl), "flock": flock})
     sys.addaudithook(note)
     return counts
 

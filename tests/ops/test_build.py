@@ -18,8 +18,7 @@ import pytest
 
 from matex_tf import settings
 from matex_tf.errors import BuildError
-from matex_tf.ops import build
-from matex_tf.ops.kept import turns
+from matex_tf.ops import build, build_lock
 
 FORK = multiprocessing.get_context("fork")
 
@@ -65,7 +64,7 @@ def test_verbose_says_what_is_done_and_that_nothing_need_be(cache, fake_compiler
 def count_locks(results, temporary: Path, number: int) -> None:
     """Build as a process of one of several hosts; each host has its own folder for temporary files."""
     build.tempfile.tempdir = str(temporary)
-    calls, real, paths, opened = [], turns.fcntl.flock, {}, turns._open_lock
+    calls, real, paths, opened = [], build_lock.fcntl.flock, {}, build_lock._open_lock
 
     def open_lock(path):
         file = opened(path)
@@ -79,7 +78,7 @@ def count_locks(results, temporary: Path, number: int) -> None:
             raise OSError(errno.EBADF, "NFS locks a file only as it is open")
         return real(file, how)
 
-    turns._open_lock, turns.fcntl = open_lock, types.SimpleNamespace(**{**vars(fcntl), "flock": flock})
+    build_lock._open_lock, build_lock.fcntl = open_lock, types.SimpleNamespace(**{**vars(fcntl), "flock": flock})
     errors = io.StringIO()
     with contextlib.redirect_stderr(errors):
         path = build.build_ops()
@@ -234,7 +233,7 @@ def test_a_folder_on_a_file_system_without_locks_is_told_in_one_line(cache, fake
             raise OSError(number, os.strerror(number))
         fcntl.flock(file, how)
 
-    monkeypatch.setattr(turns, "fcntl", types.SimpleNamespace(**{**vars(fcntl), "flock": flock}))
+    monkeypatch.setattr(build_lock, "fcntl", types.SimpleNamespace(**{**vars(fcntl), "flock": flock}))
     assert build.build_ops().parent == cache and compiler.calls == 2
     (line,) = [line for line in capfd.readouterr().err.splitlines() if "locks" in line]
     assert str(cache) in line and "expected" in line and os.strerror(number) in line and "matex build" in line

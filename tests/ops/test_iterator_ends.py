@@ -6,7 +6,7 @@ import weakref
 import tensorflow as tf
 
 import launch
-from matex_tf.ops import handles
+from matex_tf.ops import iterator_ends
 
 SCRIPT = """
 import threading
@@ -44,7 +44,7 @@ def test_an_iterator_of_unreachable_objects_ends_before_the_script():
     try:
         refer = _let_go_in_a_cycle()
         assert refer() is not None
-        handles.wait_for_ends()
+        iterator_ends.wait_for_ends()
         assert refer() is None
     finally:
         gc.enable()
@@ -54,5 +54,5 @@ def _let_go_in_a_cycle():
     held = {1: iter(tf.data.Dataset.range(3))}
     handle, held[2] = held[1]._iterator_resource, held
     refer = weakref.ref(held[1])
-    handles.let_go(handle)
+    iterator_ends.let_go(handle)
     return refer

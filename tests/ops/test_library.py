@@ -29,14 +29,14 @@ assert ops.allgather(tf.constant(3.0)).numpy().tolist() == [3.0]
 assert ops.broadcast(tf.constant("text" != "")).numpy()
 ops.barrier()
 ops.announce_turns([1, 2])
-ops.rendezvous(6, 1, "nothing")
+ops.rendezvous(ops.Kind.CONTROL, 1, "nothing")
 assert tf.function(lambda x: ops.allreduce(x, "max"))(tf.constant(2.0)).numpy() == 2.0
 reduced = ops.reduce_gradients([tf.ones(2), tf.fill([], float("nan"))], ["a", "b"], 0.5)
 assert reduced[0].numpy().tolist() == [0.5, 0.5]
 assert ops.reduce_gradients([tf.fill([], float("nan"))], ["b"], 0.0)[0].numpy() == 0
 with tf.Graph().as_default(), tf.compat.v1.Session() as session:
     session.run([ops.allreduce(tf.constant(1.0)), ops.barrier()])
-assert ops.count_completed(1) == 0
+assert ops.count_updates() == 0
 assert "mpi4py" not in sys.modules
 import matex_tf.ops.library
 assert sys.modules["matex_tf.ops.library"]._library is None
@@ -113,9 +113,9 @@ def in_monitored_session():
             session.run(reduced)
 
 for function in (step, tf.function(step), in_session, in_monitored_session, ops.barrier,
-                 lambda: ops.rendezvous(6, 0, "a message"), lambda: ops.allreduce(1.0)):
+                 lambda: ops.rendezvous(ops.Kind.CONTROL, 0, "a message"), lambda: ops.allreduce(1.0)):
     caught(function)
-assert ops.count_completed(1) == 0
+assert ops.count_updates() == 0
 with open(sys.argv[1] + f"/rank{rank}", "w") as file:
     file.write("caught")
 """
@@ -155,11 +155,11 @@ def test_two_mpi_libraries(monkeypatch):
     )
     same = SimpleNamespace(matex_mpi_version=lambda: b"Open MPI v5")
     other = SimpleNamespace(matex_mpi_version=lambda: b"MPICH 4")
-    monkeypatch.setattr(library, "list_mapped_mpi_libraries", lambda: ["/a/libmpi.so.40"])
+    monkeypatch.setattr(interface, "list_mapped_mpi_libraries", lambda: ["/a/libmpi.so.40"])
     library._check_mpi(same)
     with pytest.raises(errors.SetupError, match="Open MPI v5.*MPICH 4"):
         library._check_mpi(other)
-    monkeypatch.setattr(library, "list_mapped_mpi_libraries", lambda: ["/a/libmpi.so.40", "/b/libmpi.so.12"])
+    monkeypatch.setattr(interface, "list_mapped_mpi_libraries", lambda: ["/a/libmpi.so.40", "/b/libmpi.so.12"])
     with pytest.raises(errors.SetupError, match="/a/libmpi.so.40, /b/libmpi.so.12"):
         library._check_mpi(same)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from matex_tf.ops import cache as caches
-from matex_tf.ops.kept import trust
+from matex_tf.ops import trust
 
 
 @pytest.fixture

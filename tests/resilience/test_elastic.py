@@ -198,13 +198,13 @@ ASKS_MPI = """
 import mpi4py
 mpi4py.rc.initialize = False
 from mpi4py import MPI
-from matex_tf.world import membership, world
+from matex_tf.world import script_knowledge
 everyone = MPI.COMM_WORLD
-membership.watch_mpi()
+script_knowledge.watch_mpi()
 from mpi4py.MPI import Intracomm, SUM
-assert not world.script_knows_ranks
+assert not script_knowledge.knows_ranks
 {}
-assert COMM_WORLD is everyone and world.script_knows_ranks
+assert COMM_WORLD is everyone and script_knowledge.knows_ranks
 """
 
 

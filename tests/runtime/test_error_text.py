@@ -9,15 +9,15 @@ import pytest
 
 import matex_tf
 from matex_tf.errors import BuildError
-from matex_tf.runtime import excepthook
-from matex_tf.world import launcher_variables, task_environment
+from matex_tf.runtime import tracebacks
+from matex_tf.world import launcher_variables
 
 
 def describe(error: Exception) -> str:
     try:
         raise error
     except Exception as raised:
-        return excepthook.describe_error(raised, raised.__traceback__)
+        return tracebacks.describe_error(raised, raised.__traceback__)
 
 
 VARIABLES = {"OMPI_COMM_WORLD_LOCAL_RANK": "1", "SLURM_LOCALID": "1", "SLURM_NTASKS": "2", "PMIX_SERVER_URI": "a"}
@@ -29,7 +29,7 @@ def launched(monkeypatch):
     monkeypatch.setattr(launcher_variables, "removed", set())
     monkeypatch.setattr(launcher_variables, "when_read", said := [])
     with mock.patch.dict(os.environ, VARIABLES):
-        task_environment.keep_children_out()
+        launcher_variables.keep_children_out()
         yield said
     os.environ._data = os.environb._data = dict(os.environ._data)
 

@@ -38,7 +38,8 @@ def test_the_cause_is_what_came_first(tmp_path, monkeypatch, records, cause):
 def speak(folder, rank, leaves, monkeypatched):
     rank_records._folder = monkeypatched
     rank_records._job = "one job"
-    rank_records.report_error("it failed", rank, folder)
+    if not rank_records.note_error("it failed", rank):
+        rank_records.show_error("it failed", rank, folder)
     leaves.wait()
 
 
@@ -62,11 +63,11 @@ def test_of_ranks_that_fail_at_once_one_speaks(tmp_path, capfd, shown_by_run):
 def test_a_claim_of_an_earlier_run_silences_nobody(tmp_path, capfd, monkeypatch, seconds, rank, said):
     """It is of an earlier one if it is old, or of the same rank."""
     monkeypatch.setattr(rank_records, "_job", "a job")
-    rank_records.report_error("it failed", 2, tmp_path)
+    rank_records.show_error("it failed", 2, tmp_path)
     os.close(rank_records._claims.pop())  # as at the end of its process
     then = time.time() + seconds
     monkeypatch.setattr(rank_records.time, "time", lambda: then)
-    rank_records.report_error("it failed", rank, tmp_path)
+    rank_records.show_error("it failed", rank, tmp_path)
     os.close(rank_records._claims.pop())
     assert capfd.readouterr().err.count("failed") == said
 

@@ -168,7 +168,7 @@ def test_the_limit_of_a_container_is_read(monkeypatch):
 # Bare mpirun, without the library attached: each rank places itself and tells which CPUs all of its threads have.
 RANK = """
 import json, os, sys, threading
-from matex_tf.world import placement, task_environment
+from matex_tf.world import placement
 wait = threading.Event()
 threading.Thread(target=wait.wait, daemon=True).start()
 rank, size = (int(os.environ["OMPI_COMM_WORLD_LOCAL_" + name]) for name in ("RANK", "SIZE"))

@@ -21,7 +21,7 @@ from matex_tf.servers.pieces import partition
 from matex_tf.steps import pieces
 from matex_tf.steps.variables import find_tf_variable
 from matex_tf.thread_flag import is_main_thread
-from matex_tf.world import world
+from matex_tf.world import script_knowledge, world
 
 _known_hosts: list[Hosts] = []  # one entry, after `note_hosts`
 _chosen_count: list[int] = []  # one entry after the cost model has chosen: the number of owners
@@ -52,7 +52,7 @@ def find_obstacle() -> str:
         return "with MATEX_ADAPT=ranks the number of ranks and the strategy change together"
     if user_settings.compression != settings.NO_COMPRESSION or user_settings.check_numerics:
         return "compressed or checked gradients are summed whole"
-    return pieces.ASKED if world.script_knows_ranks else _why_whole
+    return pieces.ASKED if script_knowledge.knows_ranks else _why_whole
 
 
 def keep_whole(why: str) -> None:

@@ -24,7 +24,7 @@ from matex_tf.servers.pieces import owners, piece_copies
 from matex_tf.steps import events, pieces, publishing
 from matex_tf.steps.variables import find_tf_variable
 from matex_tf.thread_flag import is_main_thread, starts_own
-from matex_tf.world import world
+from matex_tf.world import script_knowledge, world
 
 HOOKS = KerasTable()
 _IF_HOOK_MISSING = "each rank has complete optimizer variables"
@@ -109,7 +109,7 @@ def start_pieces() -> None:
     if owners.is_chosen():
         pieces.is_left_open = owners.is_left_open()
         if pieces.is_left_open:
-            world.when_script_knows_ranks.append(lambda: owners.keep_whole(pieces.ASKED))
+            script_knowledge.when_known.append(lambda: owners.keep_whole(pieces.ASKED))
             THREADS.install()
         events.cuts_wanted.add_listener(_choose_cuts)
         events.pieces_refused.add_listener(_report_refused)

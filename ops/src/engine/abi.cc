@@ -20,6 +20,7 @@
 
 #include "engine/layout/buckets.h"
 #include "engine/base/hash.h"
+#include "engine/base/immortal.h"
 #include "engine/update/inline.h"
 #include "engine/layout/layout.h"
 #include "engine/update/link_probe.h"
@@ -47,8 +48,7 @@ std::string& LastError() {
 // The layouts of `matex_reduce`, which tests call: one more with each call that `keeps_layout`, until `matex_forget`.
 // They keep the residuals of compression, which later layouts of the same variables share (error_feedback.h).
 std::vector<std::shared_ptr<const Layout>>& KeptLayouts() {
-  static auto* const layouts = new std::vector<std::shared_ptr<const Layout>>;
-  return *layouts;
+  return Immortal<std::vector<std::shared_ptr<const Layout>>>();
 }
 
 // Stores the message for matex_last_error; returns 1 if there is an error.
@@ -146,19 +146,9 @@ MATEX_EXPORT int matex_waiting(double* seconds, int64_t* number, char* text, int
 }
 
 // Notes, until `matex_go_on`, that this process exchanges Python objects with other ranks at `place`, and may have to
-// wait for them. One exchange at a time. `place` is copied, so it need not outlive the call; a watchdog reads the copy.
+// wait for them. One exchange at a time.
 MATEX_EXPORT void matex_wait(const char* place) {
-  static std::mutex* const mutex = new std::mutex;
-  static std::string* const current = new std::string;
-  static const auto* const get_current = new std::function<std::string()>([] {
-    std::lock_guard<std::mutex> lock(*mutex);
-    return *current;
-  });
-  {
-    std::lock_guard<std::mutex> lock(*mutex);
-    *current = place;
-  }
-  NoteWait(Waiter::kObjects, get_current);
+  NoteWait(Waiter::kObjects, [text = std::string(place)] { return text; });
 }
 
 MATEX_EXPORT void matex_go_on() { NoteWaitEnd(Waiter::kObjects); }

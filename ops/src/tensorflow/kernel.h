@@ -108,6 +108,11 @@ class Collective : public tensorflow::AsyncOpKernel {
 
 }  // namespace matex
 
+// Registers a kernel for CPUs, and for GPUs with the tensors that `in_host_memory` names, such as HostMemory("x").
+#define MATEX_REGISTER(op, kernel, in_host_memory)                      \
+  REGISTER_KERNEL_BUILDER(Name(op).Device(DEVICE_CPU), kernel);         \
+  REGISTER_KERNEL_BUILDER(Name(op).Device(DEVICE_GPU).in_host_memory, kernel)
+
 #define MATEX_RETURN_IF_ERROR(context, expression) \
   do {                                             \
     if (::matex::Error error = (expression)) {     \

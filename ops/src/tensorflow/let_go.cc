@@ -1,5 +1,5 @@
 // MatexLetGo: releases a resource in another thread, which waits until it has the last reference to the resource.
-// Python calls it for the iterators of tf.data (handles.py), because releasing an iterator may take a minute:
+// Python calls it for the iterators of tf.data (iterator_ends.py), because releasing an iterator may take a minute:
 //
 // The autotuning thread of an iterator sleeps for up to a minute and often misses the cancellation, because
 // CancellationManager wakes it before it sets the flag. The thread that releases the iterator waits for the end of this
@@ -54,8 +54,7 @@ REGISTER_OP("MatexLetGo")
     .SetIsStateful()
     .SetShapeFn(shape_inference::NoOutputs);
 
-REGISTER_KERNEL_BUILDER(Name("MatexLetGo").Device(DEVICE_CPU), LetGoKernel);
-REGISTER_KERNEL_BUILDER(Name("MatexLetGo").Device(DEVICE_GPU).HostMemory("resource"), LetGoKernel);
+MATEX_REGISTER("MatexLetGo", LetGoKernel, HostMemory("resource"));
 
 }  // namespace
 }  // namespace matex

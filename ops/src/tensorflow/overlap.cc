@@ -124,14 +124,10 @@ REGISTER_OP("MatexHandOverGradient")
     .SetIsStateful()
     .SetShapeFn(shape_inference::UnchangedShape);
 
-REGISTER_KERNEL_BUILDER(Name("MatexAnnounceUpdate").Device(DEVICE_CPU), AnnounceUpdateKernel);
-REGISTER_KERNEL_BUILDER(Name("MatexHandOverGradient").Device(DEVICE_CPU), HandOverGradientKernel);
-REGISTER_KERNEL_BUILDER(
-    Name("MatexAnnounceUpdate").Device(DEVICE_GPU).HostMemory("weight").HostMemory("order").HostMemory("ticket"),
-    AnnounceUpdateKernel);
-REGISTER_KERNEL_BUILDER(
-    Name("MatexHandOverGradient").Device(DEVICE_GPU).HostMemory("gradient").HostMemory("ticket").HostMemory("reduced"),
-    HandOverGradientKernel);
+MATEX_REGISTER("MatexAnnounceUpdate", AnnounceUpdateKernel,
+               HostMemory("weight").HostMemory("order").HostMemory("ticket"));
+MATEX_REGISTER("MatexHandOverGradient", HandOverGradientKernel,
+               HostMemory("gradient").HostMemory("ticket").HostMemory("reduced"));
 
 }  // namespace
 }  // namespace matex

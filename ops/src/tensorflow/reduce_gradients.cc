@@ -72,15 +72,8 @@ REGISTER_OP("MatexReduceGradients")
     .SetIsStateful()
     .SetShapeFn(InferReduced);
 
-REGISTER_KERNEL_BUILDER(Name("MatexReduceGradients").Device(DEVICE_CPU), ReduceGradientsKernel);
-// On a GPU, TensorFlow copies the gradients to and from host memory, where they are summed.
-REGISTER_KERNEL_BUILDER(Name("MatexReduceGradients")
-                            .Device(DEVICE_GPU)
-                            .HostMemory("order")
-                            .HostMemory("gradients")
-                            .HostMemory("weight")
-                            .HostMemory("reduced"),
-                        ReduceGradientsKernel);
+MATEX_REGISTER("MatexReduceGradients", ReduceGradientsKernel,
+               HostMemory("order").HostMemory("gradients").HostMemory("weight").HostMemory("reduced"));
 
 }  // namespace
 }  // namespace matex

@@ -151,8 +151,7 @@ REGISTER_OP("MatexReduceOnDevice")
     .SetIsStateful()
     .SetShapeFn(InferReduced);
 
-REGISTER_KERNEL_BUILDER(Name("MatexReduceOnDevice").Device(DEVICE_CPU), ReduceOnDeviceKernel);
-REGISTER_KERNEL_BUILDER(Name("MatexReduceOnDevice").Device(DEVICE_GPU).HostMemory("weight"), ReduceOnDeviceKernel);
+MATEX_REGISTER("MatexReduceOnDevice", ReduceOnDeviceKernel, HostMemory("weight"));
 
 }  // namespace
 }  // namespace matex

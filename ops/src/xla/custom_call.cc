@@ -11,6 +11,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "engine/base/immortal.h"
 #include "engine/collectives.h"
 #include "engine/layout/text_fields.h"
 #include "engine/base/hash.h"
@@ -21,14 +22,13 @@
 
 namespace matex {
 
-std::string Encode(const Request& request) {
-  std::string text;
-  PutAll(text, static_cast<int64_t>(request.kind), static_cast<int64_t>(request.reduction), int64_t{request.root},
-         int64_t{request.weight_length}, int64_t{request.checked}, request.entries, request.place);
-  return text;
-}
-
 namespace {
+
+template <typename Visitor, typename AnyRequest>
+void VisitRequest(Visitor& visit, AnyRequest& request) {
+  VisitAll(visit, request.kind, request.reduction, request.root, request.weight_length, request.checked,
+           request.entries, request.place);
+}
 
 // A decoded request with its layout, made once.
 struct Prepared {
@@ -40,14 +40,8 @@ struct Prepared {
 std::shared_ptr<const Prepared> Prepare(const std::string& text) {
   auto prepared = std::make_shared<Prepared>();
   Request& request = prepared->request;
-  Fields fields(text);
-  request.kind = static_cast<Kind>(fields.Number());
-  request.reduction = static_cast<Reduction>(fields.Number());
-  request.root = static_cast<int>(fields.Number());
-  request.weight_length = static_cast<int>(fields.Number());
-  request.checked = fields.Number() != 0;
-  request.entries = fields.Entries();
-  request.place = fields.Text();
+  FieldReader reader(text);
+  VisitRequest(reader, request);
   if (request.kind == Kind::kGradients) {
     const World& world = TheWorld();
     prepared->layout = std::make_unique<Layout>(request.entries, world.chunk_bytes, world.fuse_bytes,
@@ -64,10 +58,7 @@ struct Cache {
   std::unordered_map<uint64_t, std::shared_ptr<const Prepared>> prepared;
 };
 
-Cache& TheCache() {
-  static Cache* const cache = new Cache;
-  return *cache;
-}
+Cache& TheCache() { return Immortal<Cache>(); }
 
 std::shared_ptr<const Prepared> PreparedFor(const char* text, size_t length) {
   const uint64_t key = Hash(text, length, 0);
@@ -131,6 +122,13 @@ void Forget(int64_t variable) {
 }
 
 }  // namespace
+
+std::string Encode(const Request& request) {
+  FieldWriter writer;
+  VisitRequest(writer, request);
+  return writer.text;
+}
+
 }  // namespace matex
 
 // Drops the prepared requests of a deleted variable, with their compression residuals.

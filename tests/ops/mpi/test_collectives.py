@@ -131,10 +131,12 @@ def test_barrier():
         ops.barrier()
         return tf.constant(1)
 
-    before, took = ops.count_completed(5), ops.get_collective_seconds(5)
+    kind = ops.Kind.BARRIER
+    before, took = ops.count_completed(kind), ops.get_collective_seconds(kind)
     assert function().numpy() == 1
-    assert ops.count_completed(5) == before + (SIZE > 1), "a barrier in a function runs although nothing depends on it"
-    assert took < ops.get_collective_seconds(5) if SIZE > 1 else ops.get_collective_seconds(5) == 0
+    count = ops.count_completed(kind)
+    assert count == before + (SIZE > 1), "a barrier in a function runs although nothing depends on it"
+    assert took < ops.get_collective_seconds(kind) if SIZE > 1 else ops.get_collective_seconds(kind) == 0
 
 
 def test_functions_keep_the_order_of_ops():

@@ -18,7 +18,6 @@ from matex_tf.world import world
 pytestmark = pytest.mark.mpi
 
 RANK, SIZE = world.get_world().rank, world.get_world().size
-KIND = 1
 NAMES = ["conv", "bias", "half", "brain", "empty", "double"]
 DTYPES = ["float32", "float32", "float16", "bfloat16", "float32", "float64"]
 SHAPES = [(600, 700), (5,), (), (33, 3), (0, 4), (1000,)]
@@ -55,9 +54,9 @@ def reduce(tensors, weight, place="a test"):
 
 
 def test_eager():
-    before = ops.count_completed(KIND)
+    before = ops.count_updates()
     check(reduce(gradients(RANK), weight(RANK)))
-    assert ops.count_completed(KIND) == before + (SIZE > 1)
+    assert ops.count_updates() == before + (SIZE > 1)
 
 
 def test_inputs_are_left_alone():
@@ -70,10 +69,10 @@ def test_inputs_are_left_alone():
 
 def test_function():
     function = tf.function(lambda tensors, weight: reduce(tensors, weight))
-    before = ops.count_completed(KIND)
+    before = ops.count_updates()
     for _ in range(3):
         check(function(gradients(RANK), tf.constant(weight(RANK), tf.float64)))
-    assert ops.count_completed(KIND) == before + 3 * (SIZE > 1)
+    assert ops.count_updates() == before + 3 * (SIZE > 1)
 
 
 def test_ranks_that_trace_at_different_times():
@@ -156,7 +155,7 @@ def test_gradients_of_reduced_gradients(overlapped):
         graph = step.get_concrete_function().graph
     announced = [op for op in graph.get_operations() if op.type == "MatexAnnounceUpdate"]
     assert len(announced) == (2 if overlapped and world.is_active() and world.has_threads() else 0)
-    before = ops.count_completed(KIND)
+    before = ops.count_updates()
     value = np.array([1.0, 2.0])
     # Each rank's punishment is the same function of all ranks' weights.
     wanted = 3 * value**2 * SIZE + 2 * (3 * value**2 * SIZE) * 6 * value * SIZE * SIZE
@@ -164,7 +163,7 @@ def test_gradients_of_reduced_gradients(overlapped):
         of_other, of_weights = step()
         np.testing.assert_allclose(of_other, np.array([6.0, 2.0]) * SIZE)
         np.testing.assert_allclose(of_weights, wanted, rtol=1e-5)
-    assert ops.count_completed(KIND) == before + 10 * 2 * (SIZE > 1)
+    assert ops.count_updates() == before + 10 * 2 * (SIZE > 1)
 
 
 def test_the_gradient_of_a_sum_that_is_no_update_is_none(monkeypatch):
@@ -179,9 +178,9 @@ def test_the_gradient_of_a_sum_that_is_no_update_is_none(monkeypatch):
             square = tf.reduce_sum(total**2)
         return tape.gradient(square, x)
 
-    before = ops.count_completed(KIND)
+    before = ops.count_updates()
     np.testing.assert_allclose(step(tf.constant([1.0, 2.0])), np.array([2.0, 4.0]) * SIZE**2)
-    assert ops.count_completed(KIND) == before
+    assert ops.count_updates() == before
 
 
 def test_branches():
@@ -189,10 +188,10 @@ def test_branches():
     def step(flag, x):
         return tf.cond(flag, lambda: ops.reduce_gradients([x], ["x"], 1.0)[0], lambda: x)
 
-    before = ops.count_completed(KIND)
+    before = ops.count_updates()
     assert step(tf.constant(True), tf.constant(1.0)).numpy() == SIZE
     assert step(tf.constant(False), tf.constant(1.0)).numpy() == 1
-    assert ops.count_completed(KIND) == before + (SIZE > 1)
+    assert ops.count_updates() == before + (SIZE > 1)
 
 
 def test_no_gradients():

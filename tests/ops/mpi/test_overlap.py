@@ -14,7 +14,6 @@ from matex_tf.world import world
 pytestmark = pytest.mark.mpi
 
 RANK, SIZE = world.get_world().rank, world.get_world().size
-KIND = 1
 SHAPES = [(300, 40), (5,), (), (0, 4), (2000,), (3, 3), (70_000,)]
 NAMES = [f"variable {index}" for index in range(len(SHAPES))]
 
@@ -52,13 +51,13 @@ def test_gradients_that_come_in_an_order_of_each_ranks_own():
         reduced = ops.reduce_gradients(ready[:4], NAMES[:4], 2.0, "first")
         return reduced + ops.reduce_gradients(ready[4:], NAMES[4:], [2.0, 8.0], "second")
 
-    before = ops.count_completed(KIND)
+    before = ops.count_updates()
     for turn in range(10):
         everyone = [gradients(rank, turn) for rank in range(SIZE)]
         results = step(*map(tf.constant, everyone[RANK]))
         for index, result in enumerate(results):
             np.testing.assert_array_equal(result, 2 * sum(one[index] for one in everyone))
-    assert ops.count_completed(KIND) == before + 20 * (SIZE > 1)
+    assert ops.count_updates() == before + 20 * (SIZE > 1)
     found = kinds(step, *map(tf.constant, gradients(RANK, 0)))
     assert SIZE == 1 or (found.count("MatexHandOverGradient"), found.count("MatexAnnounceUpdate")) == (7, 2)
 
@@ -255,9 +254,9 @@ def test_collectives_in_backward_passes(monkeypatch):
     types = kinds(overlapped, x)
     assert types.count("MatexAnnounceUpdate") == 2 * (SIZE > 1)
     for _ in range(5):
-        before = ops.count_completed(KIND)
+        before = ops.count_updates()
         found = overlapped(x)
-        assert ops.count_completed(KIND) == before + 2 * (SIZE > 1)
+        assert ops.count_updates() == before + 2 * (SIZE > 1)
         for one, other in zip(found, inline(x)):
             np.testing.assert_allclose(one, other, rtol=1e-12)
 

@@ -42,8 +42,8 @@ void NoteSender(int number, siginfo_t* info, void* context) {
 extern "C" {
 
 // Records from now on whether `launchers` or others send the signal `number`, and then calls the handler that is
-// installed now. The recording ends when another handler is installed. A further call only replaces `launchers`. Returns
-// 0, or 1 if there is no such signal.
+// installed now. The recording ends when another handler is installed. A further call only replaces `launchers`.
+// Returns 0, or 1 if there is no such signal.
 __attribute__((visibility("default"))) int matex_watch_sender(int number, const int* launchers, int count) {
   if (number <= 0 || number >= kSignals) return 1;
   struct sigaction now;

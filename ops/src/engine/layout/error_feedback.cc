@@ -6,6 +6,8 @@
 #include <mutex>
 #include <utility>
 
+#include "engine/base/immortal.h"
+
 namespace matex {
 namespace {
 
@@ -22,10 +24,7 @@ struct AllResiduals {
   }
 };
 
-AllResiduals& TheResiduals() {
-  static AllResiduals* const all = new AllResiduals;
-  return *all;
-}
+AllResiduals& TheResiduals() { return Immortal<AllResiduals>(); }
 
 }  // namespace
 

@@ -164,7 +164,7 @@ void Layout::AppendOwned(int begin, int end, std::vector<Transfer>* transfers) c
 
 // Appends the transfers of a group of entries of one type, which have cuts. Each transfer takes elements of every
 // owner, equally many while there are any, so all ranks send and receive at once; a contiguous chunk would belong to
-// one owner. If two ranks own 6 elements each and a chunk has 4, each of three transfers takes 2 elements of each owner.
+// one owner. If two ranks own 6 elements each and a chunk has 4, each of three transfers takes 2 elements of each.
 void Layout::AppendOwnedGroup(const std::vector<int>& group, std::vector<Transfer>* transfers) const {
   const Type type = entries_[group[0]].type;
   const size_t ranks = cuts_[group[0]].size() - 1;

@@ -1,5 +1,6 @@
 // A text encoding of reports and requests, for channels that carry only bytes (MPI_Bcast, XLA's custom calls). Each
-// field is its length, a colon and its bytes: "3:abc2:42".
+// field is its length, a colon and its bytes: abc and 42 are "3:abc2:42". One function of a struct visits its fields,
+// so a FieldReader reads them in the order in which a FieldWriter has written them.
 #pragma once
 
 #include <cstdint>
@@ -10,23 +11,55 @@
 
 namespace matex {
 
-// Append a field; of entries, several fields.
-void Put(std::string& text, const std::string& field);
-void Put(std::string& text, int64_t value);
-void Put(std::string& text, const std::vector<Entry>& entries);
-
-template <typename... Values>
-void PutAll(std::string& text, const Values&... values) {
-  (Put(text, values), ...);
+template <typename Visitor, typename... Fields>
+void VisitAll(Visitor& visit, Fields&... fields) {
+  (visit(fields), ...);
 }
 
-// Reads the fields of a text in the order in which they were put.
-class Fields {
+template <typename Visitor, typename AnyEntry>  // const if it is written
+void VisitEntry(Visitor& visit, AnyEntry& entry) {
+  VisitAll(visit, entry.name, entry.type, entry.shape, entry.variable);
+}
+
+class FieldWriter {
  public:
-  explicit Fields(const std::string& text) : text_(text) {}
-  std::string Text();
-  int64_t Number();
-  std::vector<Entry> Entries();
+  void operator()(const std::string& field) { text += std::to_string(field.size()) + ":" + field; }
+  void operator()(const Entry& entry) { VisitEntry(*this, entry); }
+  template <typename Number>  // or bool, or an enum
+  void operator()(const Number& number) {
+    (*this)(std::to_string(static_cast<int64_t>(number)));
+  }
+  template <typename Element>
+  void operator()(const std::vector<Element>& elements) {
+    (*this)(elements.size());
+    for (const Element& element : elements) (*this)(element);
+  }
+
+  std::string text;
+};
+
+class FieldReader {
+ public:
+  explicit FieldReader(const std::string& text) : text_(text) {}
+  void operator()(std::string& field) {
+    const size_t colon = text_.find(':', at_);
+    field = text_.substr(colon + 1, std::stoull(text_.substr(at_, colon - at_)));
+    at_ = colon + 1 + field.size();
+  }
+  void operator()(Entry& entry) { VisitEntry(*this, entry); }
+  template <typename Number>
+  void operator()(Number& number) {
+    std::string field;
+    (*this)(field);
+    number = static_cast<Number>(std::stoll(field));
+  }
+  template <typename Element>
+  void operator()(std::vector<Element>& elements) {
+    size_t size = 0;
+    (*this)(size);
+    elements.resize(size);
+    for (Element& element : elements) (*this)(element);
+  }
 
  private:
   const std::string& text_;

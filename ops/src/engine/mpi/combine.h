@@ -4,6 +4,8 @@
 
 #include <mpi.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <cstring>
 #include <type_traits>
 
@@ -38,6 +40,17 @@ int CombineOverRanks(MPI_Comm communicator, Value* value) {
   MPI_Op_free(&op);
   MPI_Type_free(&type);
   return code;
+}
+
+// For `Add`: `mine` = the elements with the lowest ranks of both arrays, in order of `rank`. An array may stand for
+// more elements than it has room for: `count` and `other_count` count all of them.
+template <typename Ranked, int kRoom>
+void KeepLowest(Ranked (&mine)[kRoom], int64_t count, const Ranked (&others)[kRoom], int64_t other_count) {
+  Ranked both[2 * kRoom];
+  Ranked* const middle = std::copy_n(mine, std::min<int64_t>(count, kRoom), both);
+  Ranked* const end = std::copy_n(others, std::min<int64_t>(other_count, kRoom), middle);
+  std::sort(both, end, [](const Ranked& a, const Ranked& b) { return a.rank < b.rank; });
+  std::copy_n(both, std::min<int64_t>(end - both, kRoom), mine);
 }
 
 }  // namespace matex

@@ -6,6 +6,8 @@
 #include <set>
 #include <utility>
 
+#include "engine/base/immortal.h"
+
 namespace matex {
 namespace {
 
@@ -15,11 +17,7 @@ struct Failure {
   std::set<std::pair<Cause, std::string>> noted;  // causes and messages, ordered by cause for `CauseOf`
 };
 
-Failure& TheFailure() {
-  // Never destroyed: threads query it until the process ends.
-  static Failure* const failure = new Failure;
-  return *failure;
-}
+Failure& TheFailure() { return Immortal<Failure>(); }
 
 }  // namespace
 

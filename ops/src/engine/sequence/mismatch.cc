@@ -10,6 +10,13 @@
 namespace matex {
 namespace {
 
+template <typename Visitor, typename AnyReport>
+void VisitReport(Visitor& visit, AnyReport& report) {
+  VisitAll(visit, report.kind, report.number, report.host, report.place, report.chunk_bytes, report.fuse_bytes,
+           report.compression, report.compiled, report.checked, report.entries, report.mode, report.batch.rows,
+           report.exit_code);
+}
+
 std::string Name(const RanksAtPlace::Named& one) { return "rank " + std::to_string(one.rank) + " (" + one.host + ")"; }
 
 std::string NameFirst(const RanksAtPlace& ranks) { return Name(ranks.named.front()); }
@@ -104,29 +111,15 @@ std::string Places(const AllPlaces& all) {
 }  // namespace
 
 std::string Encode(const Report& report) {
-  std::string text;
-  PutAll(text, static_cast<int64_t>(report.kind), report.number, report.host, report.place, report.chunk_bytes,
-         report.fuse_bytes, report.compression, int64_t{report.compiled}, int64_t{report.checked}, report.entries,
-         report.mode, report.batch.rows, report.exit_code);
-  return text;
+  FieldWriter writer;
+  VisitReport(writer, report);
+  return writer.text;
 }
 
 Report Decode(const std::string& text) {
-  Fields fields(text);
+  FieldReader reader(text);
   Report report;
-  report.kind = static_cast<Kind>(fields.Number());
-  report.number = fields.Number();
-  report.host = fields.Text();
-  report.place = fields.Text();
-  report.chunk_bytes = fields.Number();
-  report.fuse_bytes = fields.Number();
-  report.compression = fields.Text();
-  report.compiled = fields.Number() != 0;
-  report.checked = fields.Number() != 0;
-  report.entries = fields.Entries();
-  report.mode = fields.Text();
-  report.batch.rows = fields.Number();
-  report.exit_code = fields.Number();
+  VisitReport(reader, report);
   return report;
 }
 

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/base/error.h"
 #include "engine/layout/layout.h"
 
 namespace matex {
@@ -72,6 +73,12 @@ struct AllPlaces {
   bool all_reduce = true;        // whether all ranks are at a reduction
   bool all_have_batches = true;  // whether all ranks have reported the rows of a batch
 };
+
+// The error of a rendezvous (rendezvous.h) at which ranks have met with different collectives. Collective; returns the
+// same error on all ranks, made from the report `mine` of each rank. `is_failed_step`: whether a step has failed on
+// some ranks while all others are within a step. Reports are merged along a tree and only a few are kept, so memory and
+// time stay small (reports.cc).
+Error ExplainMismatch(const Report& mine, bool* is_failed_step);
 
 // The message for all ranks: the first gradient that differs, the rank that failed or ended, or the place of each rank.
 std::string Explain(const AllPlaces& all);

@@ -10,9 +10,9 @@
 #include <memory>
 #include <vector>
 
+#include "engine/base/immortal.h"
 #include "engine/mpi/failure.h"
 #include "engine/mpi/arrivals.h"
-#include "engine/sequence/reports.h"
 #include "engine/sequence/trace.h"
 #include "engine/sequence/wait_state.h"
 #include "engine/sums/world.h"
@@ -33,12 +33,9 @@ struct Sequence {
   std::unique_ptr<Arrivals> arrivals;  // the shared memory in which ranks meet; null: they meet by messages of MPI
 };
 
-Sequence& TheSequence() {
-  static Sequence* const sequence = new Sequence;
-  return *sequence;
-}
+Sequence& TheSequence() { return Immortal<Sequence>(); }
 
-// The report of this rank for the error of a rendezvous at which ranks are at different collectives (reports.h).
+// The report of this rank for the error of a rendezvous at which ranks are at different collectives (mismatch.h).
 Report ReportOf(const World& world, const Call& call, int64_t number) {
   Report mine;
   mine.kind = call.kind;
@@ -80,8 +77,8 @@ int Prepare(const World& world, Sequence* sequence) {
 
 // Compares kind, key and number of the collective with the other ranks, in shared memory or by one all-reduce. The key
 // is a hash of all values on which ranks must agree. `Check` ends when all ranks have come. If they differ, it returns
-// the error that ExplainMismatch (reports.h) makes of the reports of all ranks. `is_failed_step` then becomes whether a
-// step has failed on some ranks while all others are within a step.
+// the error that ExplainMismatch (mismatch.h) makes of the reports of all ranks. `is_failed_step` then becomes whether
+// a step has failed on some ranks while all others are within a step.
 Error Check(const World& world, const Call& call, Sequence* sequence, bool* is_failed_step) {
   int finalized = 0;
   MPI_Finalized(&finalized);
@@ -120,7 +117,7 @@ Error Meet(const Call& call) {
   if (world.has_peers() && sequence.poison) return sequence.poison;
   RecordBegin(call);
   if (!world.has_peers()) return Error();
-  NoteWait(Waiter::kSequence, &call.place, call.layout);
+  NoteWait(Waiter::kSequence, call.place, call.layout);
   bool is_failed_step = false;
   Error error;
   {
@@ -158,7 +155,6 @@ Error Finish(const Call& call, Error error) {
   return error;
 }
 
-// Resets this rank's sequence after ranks were lost; the remaining ranks have agreed on `number` and `counts`.
 void GoOnAt(int64_t number, const int64_t* counts) {
   Sequence& sequence = TheSequence();
   std::lock_guard<std::mutex> lock(TheWorld().mutex);

@@ -1,7 +1,5 @@
 // Makes the error of ranks at different collectives. All ranks merge their reports into one Summary, which has only a
 // hash of each report. Then the lowest rank of each place that the Summary lists broadcasts its complete report.
-#include "engine/sequence/reports.h"
-
 #include <mpi.h>
 
 #include <algorithm>
@@ -12,6 +10,7 @@
 #include "engine/base/hash.h"
 #include "engine/mpi/combine.h"
 #include "engine/mpi/failure.h"
+#include "engine/sequence/mismatch.h"
 #include "engine/sums/world.h"
 
 namespace matex {
@@ -35,12 +34,8 @@ struct RankGroup {
 
   // Adds other ranks with the same report; keeps the lowest names.
   void Add(const RankGroup& other) {
-    Member both[2 * kNamed];
-    Member* const middle = std::copy_n(named, CountNamed(), both);
-    Member* const end = std::copy_n(other.named, other.CountNamed(), middle);
-    std::sort(both, end, [](const Member& a, const Member& b) { return a.rank < b.rank; });
+    KeepLowest(named, ranks, other.named, other.ranks);
     ranks += other.ranks;
-    std::copy_n(both, CountNamed(), named);
   }
 };
 

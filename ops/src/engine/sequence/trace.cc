@@ -17,6 +17,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "engine/base/immortal.h"
 #include "engine/base/hash.h"
 
 namespace matex {
@@ -287,10 +288,7 @@ class Recorder {
   Stretch stretch_;
 };
 
-Recorder& TheRecorder() {
-  static Recorder* const recorder = new Recorder;
-  return *recorder;
-}
+Recorder& TheRecorder() { return Immortal<Recorder>(); }
 
 }  // namespace
 

@@ -6,12 +6,11 @@
 #include <iterator>
 #include <utility>
 
+#include "engine/base/immortal.h"
+
 namespace matex {
 
-Turnstile& TheTurnstile() {
-  static Turnstile* const turnstile = new Turnstile;
-  return *turnstile;
-}
+Turnstile& TheTurnstile() { return Immortal<Turnstile>(); }
 
 void Turnstile::Expect(std::vector<int64_t> turns) {
   std::vector<Job> dropped;

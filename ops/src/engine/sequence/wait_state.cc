@@ -5,6 +5,8 @@
 #include <chrono>
 #include <mutex>
 
+#include "engine/base/immortal.h"
+
 namespace matex {
 namespace {
 
@@ -12,7 +14,7 @@ using Clock = std::chrono::steady_clock;
 
 struct Waiters {
   struct OneWait {
-    const std::function<std::string()>* place = nullptr;  // makes the text for a message; null: it does not wait now
+    std::function<std::string()> place;  // makes the text for a message; null: it does not wait now
     const Layout* layout = nullptr;
     Clock::time_point since;
   };
@@ -30,19 +32,16 @@ struct Waiters {
   }
 };
 
-Waiters& TheWaiters() {
-  static Waiters* const waiters = new Waiters;
-  return *waiters;
-}
+Waiters& TheWaiters() { return Immortal<Waiters>(); }
 
 }  // namespace
 
-void NoteWait(Waiter waiter, const std::function<std::string()>* place, const Layout* layout) {
+void NoteWait(Waiter waiter, std::function<std::string()> place, const Layout* layout) {
   Waiters& waiters = TheWaiters();
   std::lock_guard<std::mutex> lock(waiters.mutex);
   const Clock::time_point now = Clock::now();
   if (!waiters.MayBlock()) waiters.blocked_since = now;
-  waiters.all[static_cast<int>(waiter)] = {place, layout, now};
+  waiters.all[static_cast<int>(waiter)] = {std::move(place), layout, now};
 }
 
 void NoteWaitEnd(Waiter waiter) {
@@ -53,7 +52,6 @@ void NoteWaitEnd(Waiter waiter) {
   if (could_block && !waiters.MayBlock()) waiters.blocked += Clock::now() - waiters.blocked_since;
 }
 
-// The step has computed a gradient, so it ran until now, even if another thread waited: that time does not count.
 void NoteGradient() {
   Waiters& waiters = TheWaiters();
   std::lock_guard<std::mutex> lock(waiters.mutex);
@@ -76,7 +74,7 @@ bool LongestWait(Waiting* waiting) {
     const double seconds = std::chrono::duration<double>(now - one.since).count();
     if (found && seconds <= waiting->seconds) continue;
     found = true;
-    *waiting = {seconds, (*one.place)()};
+    *waiting = {seconds, one.place()};
     if (one.layout != nullptr) waiting->place += ", with the gradients of " + NameOf(one.layout->entries());
   }
   return found;

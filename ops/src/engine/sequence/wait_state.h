@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <string>
+#include <utility>
 
 #include "engine/layout/layout.h"
 
@@ -14,14 +15,15 @@ namespace matex {
 enum class Waiter : int { kSequence = 0, kOverlapped = 1, kObjects = 2, kPulls = 3 };
 constexpr int kWaiters = 4;
 
-// From now on `waiter` waits at `place`, for the gradients of `layout` if not null. Both live until `NoteWaitEnd`.
-void NoteWait(Waiter waiter, const std::function<std::string()>* place, const Layout* layout = nullptr);
+// From now on `waiter` waits at `place`, for the gradients of `layout` if not null. The layout lives until
+// `NoteWaitEnd`, as does all that `place` refers to. For example, at "allreduce of float32 [10]" for 5 seconds.
+void NoteWait(Waiter waiter, std::function<std::string()> place, const Layout* layout = nullptr);
 void NoteWaitEnd(Waiter waiter);
 
 // Notes a wait from construction to destruction.
 class NotedWait {
  public:
-  NotedWait(Waiter waiter, const std::function<std::string()>* place) : waiter_(waiter) { NoteWait(waiter, place); }
+  NotedWait(Waiter waiter, std::function<std::string()> place) : waiter_(waiter) { NoteWait(waiter, std::move(place)); }
   ~NotedWait() { NoteWaitEnd(waiter_); }
   NotedWait(const NotedWait&) = delete;
 

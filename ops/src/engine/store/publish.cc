@@ -14,6 +14,7 @@
 #include <mutex>
 #include <utility>
 
+#include "engine/base/immortal.h"
 #include "engine/base/hash.h"
 #include "engine/base/stream_copy.h"
 #include "engine/sequence/rendezvous.h"
@@ -79,10 +80,7 @@ struct AllHomes {
   std::map<std::pair<int64_t, uint64_t>, std::shared_ptr<Homes>> homes;
 };
 
-AllHomes& TheHomes() {
-  static auto* const all = new AllHomes;
-  return *all;
-}
+AllHomes& TheHomes() { return Immortal<AllHomes>(); }
 
 int MakeHomes(const DividedVariables& variables, const World& world) {
   std::vector<int64_t> bytes;

@@ -13,6 +13,7 @@
 #include <thread>
 #include <utility>
 
+#include "engine/base/immortal.h"
 #include "engine/base/thread_priority.h"
 #include "engine/mpi/failure.h"
 #include "engine/mpi/sleeping_wait.h"
@@ -124,8 +125,7 @@ class PullThread {
     }
     is_asked_ = false;
     if (!BrokenJobs()) {
-      const std::function<std::string()> place = [] { return std::string(kAgreeing); };
-      const NotedWait wait(Waiter::kPulls, &place);
+      const NotedWait wait(Waiter::kPulls, [] { return std::string(kAgreeing); });
       const int code = Await(&answer_);
       if (code != MPI_SUCCESS) BreakJobs(MpiError(code, "MPI_Iallreduce", kAgreeing));
     }
@@ -144,8 +144,8 @@ class PullThread {
     const Transfer& transfer = job->Message();
     Error error = BrokenJobs();
     if (!error) {
-      const std::function<std::string()> place = [&] { return "pulling the new " + transfer.name; };
-      const NotedWait wait(Waiter::kPulls, &place);
+      const auto place = [&] { return "pulling the new " + transfer.name; };
+      const NotedWait wait(Waiter::kPulls, place);
       const Span span(Activity::kPull, &transfer.name, transfer.count * job->variables.Width());
       const Gather gather = [adder](const Transfer& one, void* data) { return adder->Gather(one, data); };
       const int code = GatherTransfer(transfer, job->wholes.data(), &buffer_, gather);
@@ -168,11 +168,7 @@ class PullThread {
   std::vector<char> buffer_;
 };
 
-PullThread& ThePulls() {
-  // Never destroyed: it waits for jobs until the process ends.
-  static PullThread* const thread = new PullThread;
-  return *thread;
-}
+PullThread& ThePulls() { return Immortal<PullThread>(); }
 
 }  // namespace
 

@@ -16,6 +16,7 @@
 #include <thread>
 #include <utility>
 
+#include "engine/base/immortal.h"
 #include "engine/mpi/common_memory.h"
 #include "engine/sums/world.h"
 
@@ -50,15 +51,10 @@ constexpr int32_t TrainedBy(int rank) { return -(rank + 1); }
 
 constexpr int64_t kLine = 128;  // bytes; the areas of different ranks have no cache line in common
 
-std::shared_ptr<SharedStore>& StorePointer() {
-  static auto* const store = new std::shared_ptr<SharedStore>;
-  return *store;
-}
-
-std::mutex& StoreMutex() {
-  static auto* const mutex = new std::mutex;
-  return *mutex;
-}
+struct CurrentStore {
+  std::mutex mutex;
+  std::shared_ptr<SharedStore> store;
+};
 
 int64_t InLines(int64_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
 
@@ -320,13 +316,13 @@ int64_t SharedStore::CountTrained() const {
 }
 
 std::shared_ptr<SharedStore> TheStore() {
-  std::lock_guard<std::mutex> lock(StoreMutex());
-  return StorePointer();
+  std::lock_guard<std::mutex> lock(Immortal<CurrentStore>().mutex);
+  return Immortal<CurrentStore>().store;
 }
 
 void SetTheStore(std::shared_ptr<SharedStore> store) {
-  std::lock_guard<std::mutex> lock(StoreMutex());
-  StorePointer().swap(store);
+  std::lock_guard<std::mutex> lock(Immortal<CurrentStore>().mutex);
+  Immortal<CurrentStore>().store.swap(store);
 }
 
 }  // namespace matex

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "engine/base/immortal.h"
 #include "engine/mpi/failure.h"
 #include "engine/sums/allreduce.h"
 
@@ -26,11 +27,7 @@ Error TakeCommunicators(World& world, int sequence, int gradients, int overlappe
 
 }  // namespace
 
-World& TheWorld() {
-  // Never destroyed: threads of TensorFlow may still be in a collective when the process ends.
-  static World* const world = new World;
-  return *world;
-}
+World& TheWorld() { return Immortal<World>(); }
 
 Error Start(const StartOptions& options) {
   World& world = TheWorld();
@@ -52,7 +49,6 @@ Error Start(const StartOptions& options) {
   return TakeCommunicators(world, options.sequence, options.gradients, options.overlapped);
 }
 
-// For `matex plan`: the other ranks do not exist, and no collective sends data (world.h).
 void BePhantom(int size) {
   World& world = TheWorld();
   std::lock_guard<std::mutex> lock(world.mutex);

@@ -43,8 +43,8 @@ struct World {
   int node = 0;  // the number of this rank's node: ranks of one node share memory
   Algorithm algorithm = Algorithm::kAuto;
   Compression compression;
-  // Locked from the rendezvous of a collective (ranks compare it, rendezvous.h) to its end: the collectives of a process
-  // run one after another.
+  // Locked from the rendezvous of a collective (ranks compare it, rendezvous.h) to its end: the collectives of a
+  // process run one after another.
   std::mutex mutex;
 
   bool has_peers() const { return size > 1 && !phantom; }  // whether other ranks exist

@@ -26,6 +26,7 @@
 #include <utility>
 #include <vector>
 
+#include "engine/base/immortal.h"
 #include "engine/base/hash.h"
 #include "engine/base/thread_priority.h"
 #include "engine/update/bucket_tuner.h"
@@ -191,7 +192,7 @@ class Overlapped {
       const std::string& first = update->part.layout->entries()[entries[0]].name;
       return update->part.place + ", with the gradients of " + NameAll(first, entries.size());
     };
-    const NotedWait wait(Waiter::kOverlapped, &place);
+    const NotedWait wait(Waiter::kOverlapped, place);
     // The ranks agree, unless all these gradients were in an earlier transfer: a large gradient has several transfers,
     // and after the first one all ranks know that it is ready.
     int without = -1;  // a rank that has given the update up
@@ -315,11 +316,7 @@ class Overlapped {
   int64_t last_ready_ = 0;  // the time, by `Now`, of the last hand-over in the parts of the current update so far
 };
 
-Overlapped& TheOverlapped() {
-  // Never destroyed: updates may be under way when the process ends.
-  static Overlapped* const overlapped = new Overlapped;
-  return *overlapped;
-}
+Overlapped& TheOverlapped() { return Immortal<Overlapped>(); }
 
 }  // namespace
 

@@ -44,7 +44,7 @@ Error BucketTuner::ChooseTransfers(const Layout& layout) {
   if (!world.has_peers()) return Error();
   const Span span(Activity::kChoice);
   const std::function<std::string()> place = [] { return std::string("the choice of buckets"); };
-  const NotedWait wait(Waiter::kOverlapped, &place);
+  const NotedWait wait(Waiter::kOverlapped, place);
   // When each gradient is ready: the median over updates, which a single delayed update does not distort.
   std::vector<double> ready;
   for (size_t i = 0; i < layout.entries().size(); ++i) {

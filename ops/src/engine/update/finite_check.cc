@@ -43,12 +43,8 @@ struct Findings {
 
   // Merges the findings of other ranks; called by CombineOverRanks (combine.h).
   void Add(const Findings& other) {
-    Finding both[2 * kNamed];
-    Finding* const middle = std::copy_n(first, Named(), both);
-    Finding* const end = std::copy_n(other.first, other.Named(), middle);
-    std::sort(both, end, [](const Finding& a, const Finding& b) { return a.rank < b.rank; });
+    KeepLowest(first, ranks, other.first, other.ranks);
     ranks += other.ranks;
-    std::copy_n(both, Named(), first);
   }
 };
 

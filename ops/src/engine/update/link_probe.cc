@@ -7,9 +7,11 @@
 #include <algorithm>
 #include <chrono>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "engine/base/immortal.h"
 #include "engine/sums/world.h"
 
 namespace matex {
@@ -22,13 +24,11 @@ constexpr int kSmall = 256, kLarge = 256 << 10, kProbes = 7;
 // A measurement is disturbed if its slowest large probe but one took kMaxSpread times as long as its fastest but one.
 constexpr double kMaxSpread = 4;
 
-std::mutex& LastMutex() {
-  static std::mutex* const mutex = new std::mutex;
-  return *mutex;
-}
-
-bool has_last = false;
-Link last;  // the last probe, noted by NoteLink
+// The last probe, noted by NoteLink.
+struct LastProbe {
+  std::mutex mutex;
+  std::optional<Link> link;
+};
 
 double CpuSeconds() {
   rusage used;
@@ -94,15 +94,16 @@ Error TimeSums(Adder& adder, MPI_Comm communicator, int64_t bytes, int probes, d
 }
 
 bool LastLink(Link* link) {
-  std::lock_guard<std::mutex> lock(LastMutex());
-  *link = last;
-  return has_last;
+  LastProbe& last = Immortal<LastProbe>();
+  std::lock_guard<std::mutex> lock(last.mutex);
+  *link = last.link.value_or(Link());
+  return last.link.has_value();
 }
 
 void NoteLink(const Link& link) {
-  std::lock_guard<std::mutex> lock(LastMutex());
-  last = link;
-  has_last = true;
+  LastProbe& last = Immortal<LastProbe>();
+  std::lock_guard<std::mutex> lock(last.mutex);
+  last.link = link;
 }
 
 }  // namespace matex

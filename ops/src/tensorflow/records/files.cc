@@ -12,6 +12,8 @@
 
 #include "tensorflow/core/protobuf/error_codes.pb.h"
 
+#include "engine/base/immortal.h"
+
 namespace matex {
 namespace {
 
@@ -79,10 +81,7 @@ std::shared_ptr<const RecordFile> RecordFiles::Get(int64_t number) const {
   return number < 0 || number >= static_cast<int64_t>(files_.size()) ? nullptr : files_[number];
 }
 
-RecordFiles& TheRecordFiles() {
-  static RecordFiles* const files = new RecordFiles;
-  return *files;
-}
+RecordFiles& TheRecordFiles() { return Immortal<RecordFiles>(); }
 
 OpenFile::OpenFile(const std::string& name, bool jumps) : descriptor_(open(name.c_str(), O_RDONLY | O_CLOEXEC)) {
   if (is_open() && jumps) posix_fadvise(descriptor_, 0, 0, POSIX_FADV_RANDOM);
@@ -178,10 +177,7 @@ std::shared_ptr<const OpenFile> OpenFiles::Open(const RecordFile& file, Problem*
   return open;
 }
 
-OpenFiles& TheOpenFiles() {
-  static OpenFiles* const files = new OpenFiles;
-  return *files;
-}
+OpenFiles& TheOpenFiles() { return Immortal<OpenFiles>(); }
 
 std::atomic<int64_t>& ReadBytes() {
   static std::atomic<int64_t> bytes{0};

@@ -19,10 +19,10 @@
 #include "engine/store/publish.h"
 #include "engine/sums/world.h"
 #include "../kernel.h"
-#include "pulled.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/resource_mgr.h"
 #include "tensorflow/core/framework/resource_var.h"
+#include "tensorflow/core/framework/tensor_util.h"
 
 namespace matex {
 namespace {
@@ -112,6 +112,36 @@ class LendKernel : public PiecesKernel {
       *pair.piece->tensor() = copy;
     }
   }
+};
+
+// Variables whose new values are on their way from the ranks that have updated them (engine/store/pulls.h). The pull
+// thread holds the mutex of each variable until its value is complete. So every reader waits: eager code, saving, and
+// functions that know nothing of pulls.
+class Pulled {
+ public:
+  explicit Pulled(std::vector<core::RefCountPtr<Var>> variables) : variables_(std::move(variables)) {}
+
+  // Called by the pull thread. `Lock` locks all variables and returns the addresses of their values, which no other
+  // tensor shares. `Unlock` unlocks variable `i`, whose value is complete.
+  std::vector<void*> Lock() {
+    std::vector<Var*> variables;
+    for (const auto& variable : variables_) variables.push_back(variable.get());
+    // In the order of TensorFlow's own ops that lock several variables, so that no deadlock is possible.
+    std::sort(variables.begin(), variables.end(), [](Var* one, Var* other) { return one->mu() < other->mu(); });
+    for (Var* const variable : variables) variable->mu()->lock();
+    std::vector<void*> values;
+    for (const auto& variable : variables_) {
+      // A thread of the script may have read or assigned it since it was published: another tensor has this memory.
+      Tensor* const value = variable->tensor();
+      if (!value->RefCountIsOne()) *value = tensor::DeepCopy(*value);
+      values.push_back(DataOf(*value));
+    }
+    return values;
+  }
+  void Unlock(int i) { variables_[i]->mu()->unlock(); }
+
+ private:
+  const std::vector<core::RefCountPtr<Var>> variables_;
 };
 
 class PublishKernel : public PiecesKernel {

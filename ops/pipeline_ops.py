@@ -1,4 +1,4 @@
-"""The rows of a batch that this rank computes, as an op, for pipelines whose batches differ in size."""
+"""Ops of dataset pipelines: the rows of a batch that this rank computes, and the position of a seed generator."""
 
 from __future__ import annotations
 
@@ -26,3 +26,14 @@ def deal_rows(counts: Any, dealt: Any) -> RankRows:
             share of each rank.
     """
     return RankRows(*get_library().ops.matex_deal_rows(counts=counts, dealt=dealt))
+
+
+def seek_seeds(generator: Any, drawn: Any = -1) -> Any:
+    """Read or set the position of the seed generator of a shuffled dataset. Returns the position, an int64 scalar.
+
+    The generator draws seeds for each pass over the data. Its position is the number of values that it has drawn: it is
+    saved with a run, and set in a continued run.
+
+    drawn: the position to set; -1: the position stays.
+    """
+    return get_library().ops.matex_seek_seeds(generator=generator, drawn=drawn)
