@@ -105,7 +105,7 @@ def _find_row_map(split: Split, inner: Deferred) -> RowMap | str:
 
     1. the front needs tensors of the batch;
     2. the back computes with padded tensors. `padded_batch` pads rows to the longest row of the batch. The work pads to
-       the longest row of the slice, and ranks lengthen the rows only after it (`pad_alike` in `input.shared_batches`).
+       the longest row of the slice, and ranks lengthen the rows only after it (`batches.pad_alike`).
        So the map would get other shapes than in the script;
     3. a reason of `find_row_map`.
     """

@@ -51,7 +51,7 @@ class RowMap(NamedTuple):
         if not counts or not _may_use_slice(self.program):
             return keep_apart(compute_slice())
         # The program has one number of rows for all inputs: the slice's. If components of the batch have different
-        # lengths, `input.slices` gives every rank all rows of each, and a rank runs the script's function.
+        # lengths, an element has all rows of each, and a rank runs the script's function.
         have_slice = tf.reduce_all(tf.equal(tf.stack(counts), batch_slice.count))
         return keep_apart(tf.nest.flatten(tf.cond(have_slice, compute_slice, compute_whole)))
 

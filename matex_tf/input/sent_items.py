@@ -12,15 +12,14 @@ from typing import Any
 
 from matex_tf.lazy import tf
 from matex_tf.runtime import objects
-from matex_tf.sharding import slice_bounds
 from matex_tf.steps import batches
 from matex_tf.world import membership, world
 
 NEXT, _ROWS = "the next item of a PyDataset", "the rows of an item of a PyDataset"
 
 
-class SentItem:
-    """An item that one rank has made; the others receive their rows when they need them. See `batches.Batch`.
+class SentItem(batches.Batch):
+    """An item that one rank has made; the others receive their rows when they need them.
 
     source: the `turns.Source` of the item. While it `is_open`, it collects times in order to choose between turns and
         all items on every rank.
@@ -40,19 +39,18 @@ class SentItem:
         row_counts = {shape[0] for shape, is_rows in zip(shapes or (), source.are_rows) if is_rows}
         self.total, self.is_even = max(row_counts, default=0), len(row_counts) < 2
 
-    def take_slice(self, ratios: Any = None) -> list[Any]:
-        # ratios: of the numbers of rows of ranks. None: equal slices for the first `trainers` ranks; others only serve.
-        def select(arrays: list[Any], rank: int, trainers: int) -> list[Any]:
-            start, stop, _ = slice_bounds.find_slice_bounds(self.total, rank, trainers if ratios is None else ratios)
-            return [array[start:stop] if is_rows else array for array, is_rows in zip(arrays, self.source.are_rows)]
+    def make_rows(self, ratios: Any) -> list[Any]:
+        def select(arrays: list[Any], rank: int) -> list[Any]:
+            rows = batches.find_slice(self.total, ratios, rank)
+            return batches.slice_rows(arrays, self.source.are_rows, rows.first, rows.count)
 
         def scatter(arrays: list[Any] | None) -> list[Any]:
-            me = world.get_world()
-            arrays_of_ranks = None if arrays is None else [select(arrays, rank, me.trainers) for rank in range(me.size)]
+            arrays_of_ranks = (
+                None if arrays is None else [select(arrays, rank) for rank in range(world.get_world().size)]
+            )
             return list(world.get_communicator("control").scatter(arrays_of_ranks, root=self._maker))
 
-        rows = membership.attempt_collectives(_ROWS, lambda: self._exchange(scatter))
-        return [*rows, *batches.make_numbers(batches.find_bounds(self.total, ratios), self.total)]
+        return membership.attempt_collectives(_ROWS, lambda: self._exchange(scatter))
 
     def take_whole(self) -> list[Any]:
         def broadcast(arrays: list[Any] | None) -> list[Any]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from matex_tf import ops, tags
 from matex_tf.input import advice, tickets
-from matex_tf.input.slices import Batch, SharedBatches
+from matex_tf.input.ticket_batches import TicketBatch, TicketBatches
 from matex_tf.lazy import tf
 from matex_tf.own_functions import trace_own
 from matex_tf.rewrite.sharing import Request, Slice
@@ -26,7 +26,7 @@ _BATCHES_UNTIL_CHOICE = 4
 _PLACE, _CHOICE = "the next batch of a dataset", "choice of whole or gathered batches"
 
 
-def take_whole(shared: SharedBatches) -> Any:
+def take_whole(shared: TicketBatches) -> Any:
     """The next element of an iterator of whole batches. At the end: tf.errors.OutOfRangeError.
 
     Collective while ranks choose between the ways, and if they have chosen to gather slices.
@@ -46,7 +46,7 @@ def take_whole(shared: SharedBatches) -> Any:
     raise end  # outside of `fail_together`, because the end of the data is no failure
 
 
-def _take(batch: Batch, choice: Choice) -> list[Any]:
+def _take(batch: TicketBatch, choice: Choice) -> list[Any]:
     """The flat tensors of a batch, made in the way whose turn it is, or in the chosen way.
 
     If the components of the batch have different numbers of rows (not `is_even`), each rank makes it whole.
@@ -70,7 +70,7 @@ class Choice:
         self.batch_count, self.seconds = 0, [math.inf, math.inf]
 
 
-def _take_timed(batch: Batch, choice: Choice) -> list[Any]:
+def _take_timed(batch: TicketBatch, choice: Choice) -> list[Any]:
     """Take one of the first batches; choose the way after the last of them. Collective."""
     batch.source.prepare()  # this and the next line trace functions, which is not to be timed
     _get_gather_function(batch)
@@ -89,7 +89,7 @@ def _take_timed(batch: Batch, choice: Choice) -> list[Any]:
     return tensors
 
 
-def _choose(batch: Batch, choice: Choice) -> None:
+def _choose(batch: TicketBatch, choice: Choice) -> None:
     """Choose the faster way by the measured times. Collective.
 
     Gathering must save a batch's time on N ranks: `alone_seconds * (1 - 1 / N)`, since a rank still makes 1 / N of the
@@ -106,22 +106,22 @@ def _choose(batch: Batch, choice: Choice) -> None:
     advice.explain(batch.source.dataset, f"for batches in eager code {chosen_way}: {times_text}")
 
 
-def _gather_rows(batch: Batch) -> list[Any]:
+def _gather_rows(batch: TicketBatch) -> list[Any]:
     """The flat tensors with the rows of all ranks. Collective."""
     *own_tensors, first, count, total, contributes = batch.take_slice()
-    digest = tf.constant(batch.ticket_digest, tf.int64)
+    digest = tf.constant(batch.element.digest, tf.int64)
     return list(_get_gather_function(batch)(own_tensors, first, count, total, digest, contributes))
 
 
-def _get_gather_function(batch: Batch) -> Any:
+def _get_gather_function(batch: TicketBatch) -> Any:
     tag = f"gathered by {world.get_world().size}"
     return tags.get_or_make_tag(batch.source, tag, lambda: _make_gather_function(batch))
 
 
-def _make_gather_function(batch: Batch) -> Any:
+def _make_gather_function(batch: TicketBatch) -> Any:
     """A ConcreteFunction that gathers the rows of all ranks, after a comparison of the digests of their tickets."""
     source = batch.source
-    are_rows, exchanger = source.batches.are_rows, RankExchanger(_PLACE)
+    are_rows, exchanger = source.are_rows, RankExchanger(_PLACE)
 
     def gather(own_tensors: Any, first: Any, count: Any, total: Any, digest: Any, contributes: Any) -> list[Any]:
         batch_slice = Slice(first, count, total, contributes, tf.constant(world.get_world().rank == 0))
