@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from matex_tf import ops, settings
-from matex_tf.input import filled_caches, iteration, shared_batches, tickets, turns, whole_batches
+from matex_tf.input import filled_caches, iteration, passes, shared_batches, tickets, turns, whole_batches
 from matex_tf.lazy import tf
 from matex_tf.rewrite import graph_ops
 from matex_tf.runtime.hooks import Table
@@ -131,8 +131,8 @@ def _wrap_dataset_loop(original: Any) -> Any:
 def _wrap_next(original: Any) -> Any:
     def pull(self):
         source = batches.find_shared_batches(self)
-        if isinstance(source, turns.Pass):  # one pass over a source by turns, which ranks take in their main threads
-            return turns.take_element(source) if agreement.is_watched() else original(self)
+        if isinstance(source, passes.Pass):  # one pass over a source by turns, which ranks take in their main threads
+            return passes.take_element(source) if agreement.is_watched() else original(self)
         return original(self) if source is None else whole_batches.take_whole(source)
 
     def take(self):

@@ -93,7 +93,7 @@ class TicketBatch(batches.Batch):
     def __init__(self, source: Any, tensors: Sequence[Any]):
         element = batches.read_element(tensors, len(source.batch_specs))
         numbers = (number.numpy().item() for number in element[:-2])
-        self.source, self.element = source, batches.Element(*numbers, element.rows, element.ticket)
+        self.source, self.element = source, batches.Element._make([*numbers, element.rows, element.ticket])
         self.total, self.is_even = self.element.total, self.element.is_even
         self._whole: list[Any] | None = None
         self._error: Exception | None = None

@@ -155,7 +155,7 @@ def read_element(tensors: Sequence[Any], component_count: int) -> Element:
     """The element of the flat tensors of an iterator. component_count: the number of flat tensors of the batch."""
     number_count = len(Element._fields) - 2
     ticket_start = number_count + component_count
-    return Element(*tensors[:number_count], tensors[number_count:ticket_start], tensors[ticket_start:])
+    return Element._make([*tensors[:number_count], tensors[number_count:ticket_start], tensors[ticket_start:]])
 
 
 def pad_alike(rows: Sequence[Any], pads: Mapping[int, Any], find_longest: Callable[[Any], Any]) -> list[Any]:
