@@ -1,8 +1,6 @@
-"""Datasets and their iterators in eager code and in traces of steps.
+"""Hooks on datasets and their iterators, in eager code and in traces of steps.
 
-Ranks share an iterator's batches by turns (`input.turns`: each rank makes some batches, and sends their rows to the
-other ranks) or by tickets (`input.tickets`: each rank makes its rows from a cheap stand-in for a batch). Otherwise
-every rank makes whole batches. Eager code gets whole batches in any case.
+`_wrap_iter` chooses how ranks share the batches of a new iterator. Eager code gets whole batches in any case.
 
 A dataset may hold this rank's own rows only (`matex_tf.shard`). It is marked, and a step that takes its batches is
 traced for any number of rows, because ranks may have different numbers.

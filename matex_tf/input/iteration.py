@@ -21,24 +21,24 @@ def read_alike(dataset: Any) -> Any:
     """
     if not any(map(pipelines.has_outside_state, slice_bounds.list_pipeline(dataset))):
         return dataset
-    last_step = pipelines.skip_options(dataset)
+    last_stage = pipelines.skip_options(dataset)
     ahead_count = count_ahead(dataset)
-    if pipelines.name_kind(last_step) == "PrefetchDataset":
-        dataset = last_step._input_dataset.with_options(dataset.options())  # without the `prefetch` of the script
+    if pipelines.name_kind(last_stage) == "PrefetchDataset":
+        dataset = last_stage._input_dataset.with_options(dataset.options())  # without the `prefetch` of the script
     return dataset.prefetch(ahead_count) if ahead_count else dataset
 
 
 def count_ahead(dataset: Any) -> int:
     """The number of elements that the script alone reads ahead at the end of a pipeline; 1 if TensorFlow chooses."""
-    last_step = pipelines.skip_options(dataset)
-    if pipelines.name_kind(last_step) == "PrefetchDataset":
-        ahead_count = int(last_step._buffer_size)
+    last_stage = pipelines.skip_options(dataset)
+    if pipelines.name_kind(last_stage) == "PrefetchDataset":
+        ahead_count = int(last_stage._buffer_size)
     else:
-        ahead_count = tf.data.AUTOTUNE if _is_prefetch_added(last_step, dataset.options()) else 0
+        ahead_count = tf.data.AUTOTUNE if _is_prefetch_added(last_stage, dataset.options()) else 0
     return 1 if ahead_count == tf.data.AUTOTUNE else ahead_count
 
 
-def _is_prefetch_added(last_step: Any, options: Any) -> bool:
-    """Whether TensorFlow adds a `prefetch` after `last_step`, the last step of a pipeline."""
+def _is_prefetch_added(last_stage: Any, options: Any) -> bool:
+    """Whether TensorFlow adds a `prefetch` after `last_stage`, the last stage of a pipeline."""
     is_off = options.autotune.enabled is False or options.experimental_optimization.inject_prefetch is False
-    return not is_off and not pipelines.name_kind(last_step).startswith("Parallel")
+    return not is_off and not pipelines.name_kind(last_stage).startswith("Parallel")

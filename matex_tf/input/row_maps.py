@@ -1,9 +1,8 @@
 """`dataset.batch(...).map(function)`: a rank computes such a map for its slice of a batch, if the map allows it.
 
-A slice is the rows of a batch that a rank trains on. The map allows it if it treats rows independently. Example:
-`lambda x, y: (x / 255, y)` can be computed for a slice; `lambda x: x - tf.reduce_mean(x)` needs the batch. The
-placements of the ops (`rewrite.placement`) show which is the case: a result with placement `BATCH` is sharded as the
-batch is, a `WHOLE` one is equal on all ranks.
+The map allows it if it treats rows independently: `lambda x, y: (x / 255, y)` can be computed for a slice,
+`lambda x: x - tf.reduce_mean(x)` needs the batch. The placements of the ops show which is the case: a result with
+placement `BATCH` is sharded as the batch is, a `WHOLE` one is equal on all ranks.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Sends an item of a Keras `PyDataset`, a batch: the rank that has made it sends each rank the rows to train.
+"""The rows of an item that one rank has made, its *maker*.
 
-The maker of an item is the rank that has made it. For a step that divides the item, the maker sends each rank its
-slice. Otherwise, for instance for eager code, it sends all rows to all ranks.
+For a step that divides the item, the maker sends each rank its slice. Otherwise, for instance for eager code, it sends
+all rows to all ranks.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ NEXT, _ROWS = "the next item of a PyDataset", "the rows of an item of a PyDatase
 class SentItem(batches.Batch):
     """An item that one rank has made; the others receive their rows when they need them.
 
-    source: the `turns.Source` of the item. It collects times until ranks choose between turns and all items on every
-        rank.
+    source: the `turns.Source` of the item, which gets the times of exchanges for its choice.
     number: the number of the item.
     maker: the rank that has made the item.
     tensors: the flat tensors of the item on that rank; None on the others.
@@ -71,8 +70,8 @@ class SentItem(batches.Batch):
         with objects.start_exchange(_ROWS, f"sending from {self._maker}"):
             began = time.perf_counter()
             arrays = send(None if self._tensors is None else [tensor.numpy() for tensor in self._tensors])
-            if self.source.choice.is_shared is None:
-                self.source.exchange_seconds.append(time.perf_counter() - began)
+            seconds = self.source.choice.seconds
+            seconds[True] = min(seconds[True], time.perf_counter() - began)
         return [tf.constant(array, dtype) for array, (dtype, _) in zip(arrays, self.source.specs)]
 
     def _replace_lost_maker(self) -> None:

@@ -1,10 +1,8 @@
-"""Iterators that give a step a rank's slice of each batch, and eager code whole batches.
+"""Finds whether ranks can share the batches of a dataset (`find_source`), and makes iterators of shared batches.
 
-Beneath such an iterator runs an iterator of slices (`ticket_batches`). It makes the next slices ahead: on 2 ranks,
-rank 0 works on rows 0-15 of a batch of 32, and rank 1 on rows 16-31.
-
-A step may need other rows than were made: after a rank is lost, after a change of slice ratios, or for the whole batch.
-They are made again from the ticket. So no rank asks another one for rows.
+An iterator of slices makes the next slices ahead: on 2 ranks, rank 0 works on rows 0-15 of a batch of 32, and rank 1 on
+rows 16-31. A step may need other rows than were made: after a rank is lost, after a change of slice ratios, or for the
+whole batch. They are made again from the ticket. So no rank asks another one for rows.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ import numpy as np
 
 from matex_tf import settings, tags
 from matex_tf.input import advice, changing_state, filled_caches, iteration, pipelines, records, splitting, tickets
-from matex_tf.input.deferred import Deferred
+from matex_tf.input.deferred import Batches
 from matex_tf.input.ticket_batches import TicketBatch, TicketBatches
 from matex_tf.input.whole_iterators import WholeIterators
 from matex_tf.lazy import tf
@@ -65,24 +63,24 @@ class Source:
     is_compared: the ranks have compared a batch.
     deal: which rows this rank makes ahead.
     specs: the dtypes and shapes of the flat tensors of a `batches.Element`, of which the dataset of slices consists.
-    are_rows, pads: see `Deferred`.
+    are_rows, pads: see `Batches`.
 
     _elements_come_again: no iteration changes what other iterations see, so an element that is read ahead and unused is
         not lost.
     _slices: the dataset of this rank's slices.
     """
 
-    def __init__(self, dataset: Any, deferred: Deferred):
+    def __init__(self, dataset: Any, deferred: Batches):
         self.dataset, self.spec, self.batches = dataset, dataset.element_spec, deferred
         self.batch_specs = tickets.flatten_specs(self.spec)
         self.are_rows, self.pads = deferred.are_rows, deferred.pads
         self.is_compared = False
-        steps = slice_bounds.list_pipeline(dataset)
-        self._elements_come_again = not any(map(pipelines.has_outside_state, steps))
+        stages = slice_bounds.list_pipeline(dataset)
+        self._elements_come_again = not any(map(pipelines.has_outside_state, stages))
         # Maps of the tickets run in parallel, which reads ahead, only if elements come again.
         parallel_options = {"num_parallel_calls": _BATCHES_AHEAD, "deterministic": True}
         self._map_options: dict[str, Any] = parallel_options if self._elements_come_again else {}
-        self._options = dataset.options().merge(_make_options(steps))
+        self._options = dataset.options().merge(_make_options(stages))
         self._ticket_size = len(tickets.flatten_specs(deferred.tickets.element_spec))
         self.deal, self._whole_iterators = Deal(), WholeIterators(self)
         self._slices = self._make_slices()
@@ -190,15 +188,15 @@ class Source:
         self.deal.change(is_sliced=True, ratios=ratios)
 
 
-def _make_options(steps: Sequence[Any]) -> Any:
-    """The options of the iterators of slices of a pipeline with these steps."""
+def _make_options(stages: Sequence[Any]) -> Any:
+    """The options of the iterators of slices of a pipeline with these stages."""
     options = tf.data.Options()
     # TensorFlow's optimizer fails on some datasets that functions of pipelines make.
     options.experimental_optimization.map_and_batch_fusion = False
     options.experimental_optimization.inject_prefetch = options.experimental_optimization.noop_elimination = False
     # There is nothing to tune, and the tuning thread may sleep for a minute after the end.
     options.autotune.enabled = False
-    if not any(map(pipelines.list_stateful, steps)):
+    if not any(map(pipelines.list_stateful, stages)):
         # The iterator can be saved, as in the script alone: `Deal.variable`, which it reads, is no state of it.
         options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
     return options
@@ -229,10 +227,10 @@ def _make_source(dataset: Any) -> Source | None:
         obstacle = ": with enable_debug_mode() its functions are Python"
     elif conflict := changing_state.tell_conflict(dataset):
         obstacle = f": it has {conflict}"
-    elif composites := advice.explain_composites(dataset.element_spec):  # before `find_deferred`, which indexes files
+    elif composites := advice.explain_composites(dataset.element_spec):  # before `find_batches`, which indexes files
         obstacle = f", because of {advice.explain_causes(dataset, composites)}"
     else:
-        deferred = splitting.find_deferred(dataset, are_batches=True)
+        deferred = splitting.find_batches(dataset)
         causes_text = advice.explain_causes(dataset, deferred.causes)
         are_rows = find_components([shape for _, shape in tickets.flatten_specs(dataset.element_spec)])
         if not deferred.is_work or not any(are_rows) or are_rows != deferred.are_rows:

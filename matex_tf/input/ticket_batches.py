@@ -1,8 +1,6 @@
 """The iterator that makes a rank's slices of batches ahead, `TicketBatches`, and a batch of it, `TicketBatch`.
 
-With 2 ranks, the iterator of rank 0 makes rows 0-15 of each batch of 32. Its `Element` also has the *ticket* of the
-batch, a stand-in from which a rank can make any rows. If a step needs other rows than were made, `TicketBatch` makes
-them from the ticket.
+If a step needs other rows than were made, `TicketBatch` makes them from the ticket of the batch.
 """
 
 from __future__ import annotations

@@ -1,14 +1,10 @@
-"""Datasets of a `PyDataset`, Keras' class of data whose item k, a batch, is `dataset[k]`. Each item is made by one rank,
-in turn, which sends the other ranks their rows.
+"""Datasets of a Keras `PyDataset`, whose item k, a batch, is `dataset[k]`. Ranks take turns to make the items.
 
 Example with 2 ranks: rank 0 makes items 0, 2, 4, ... and sends rank 1 the second half of the rows of each; rank 1 makes
 items 1, 3, 5, ... A rank makes its items ahead of the step, in the threads or processes that the object asks for.
 
 This is correct only if item k depends on nothing but k. So `items` checks the first items, and all ranks make and
 compare some later ones. After a few items the ranks choose the faster way: turns, or all items on every rank.
-
-A hook on Keras (`hooks.py_datasets`) calls `take_turns`, which gives the dataset of the items a `Source`. Each
-iteration over this dataset is a `Pass` (`passes`), from which steps take items.
 """
 
 from __future__ import annotations
@@ -96,23 +92,21 @@ class Source:
 
     Without `start_sharing`, no iterator has a `Pass`, so each rank makes all items.
 
-    choice: whether ranks take turns, or the generator of each rank makes all items.
+    choice: whether ranks take turns, or the generator of each rank makes all items. making_seconds: of an item.
     name: the name of the class of the `PyDataset`.
-    making_seconds: the time to make an item.
     spec, specs: the element spec of the dataset, and the dtypes and shapes of an item's flat tensors.
     are_rows: which of these tensors have rows.
     taken_count: the number of items that have been taken by `Pass.take` in all passes.
-    exchange_seconds: the times of the exchanges of items, until the choice.
 
     next_pass: a weak reference to the pass whose items the next generator makes: the pass of the newest iterator, or
         the pass whose turns end.
     """
 
     def __init__(self, adapter: Any, name: str, making_seconds: float):
-        self._adapter, self.name, self.making_seconds = adapter, name, making_seconds
+        self._adapter, self.name = adapter, name
         self.choice = Choice()
+        self.choice.seconds[False] = making_seconds
         self.taken_count = 0
-        self.exchange_seconds: list[float] = []
         self.next_pass: Callable[[], Pass | None] = lambda: None
         adapter._get_iterator = self._generate
 
@@ -175,7 +169,7 @@ class Source:
 
     def choose(self) -> None:
         """Choose the faster way: turns, or all items on every rank. Collective."""
-        self.choice.choose(self.making_seconds, min(self.exchange_seconds, default=0.0), "choosing how items are made")
+        self.choice.choose("choosing how items are made")
         if not self.choice.is_shared:
             _explain(self.name, "every rank makes all from now on: that is faster than to send rows")
 

@@ -35,8 +35,8 @@ def take_whole(shared: TicketBatches) -> Any:
     source = shared.source
     if not agreement.is_watched():  # in another thread, or for data of this rank alone: ranks are not in step
         return tickets.pack(source.spec, shared.take().take_whole())
-    choice = tags.get_or_make_tag(source, _CHOICE, TimedChoice)
-    choice.batch_count += 1
+    choice = tags.get_or_make_tag(source, _CHOICE, Choice)
+    choice.batch_count += 1  # also if the batch fails on a rank: all ranks choose at the same batch
     with failures.fail_together(_PLACE):
         try:
             batch = shared.take()
@@ -47,7 +47,7 @@ def take_whole(shared: TicketBatches) -> Any:
     raise end  # outside of `fail_together`, because the end of the data is no failure
 
 
-def _take(batch: TicketBatch, choice: TimedChoice) -> list[Any]:
+def _take(batch: TicketBatch, choice: Choice) -> list[Any]:
     """The flat tensors of a batch, made in the way whose turn it is, or in the chosen way.
 
     If the components of the batch have different numbers of rows (not `is_even`), each rank makes it whole.
@@ -58,19 +58,7 @@ def _take(batch: TicketBatch, choice: TimedChoice) -> list[Any]:
     return _gather_rows(batch) if choice.is_shared else _take_timed(batch, choice)
 
 
-class TimedChoice(Choice):
-    """The choice for a dataset. `is_shared`: ranks make slices and gather them.
-
-    batch_count: how often a batch was taken. A batch that fails on one rank counts on all: all choose at the same one.
-    seconds: the times of the last batches that were made whole, and that were gathered.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.batch_count, self.seconds = 0, [math.inf, math.inf]
-
-
-def _take_timed(batch: TicketBatch, choice: TimedChoice) -> list[Any]:
+def _take_timed(batch: TicketBatch, choice: Choice) -> list[Any]:
     """Take one of the first batches; choose the way after the last of them. Collective."""
     batch.source.prepare()  # this and the next line trace functions, which is not to be timed
     _get_gather_function(batch)
@@ -82,7 +70,7 @@ def _take_timed(batch: TicketBatch, choice: TimedChoice) -> list[Any]:
     tensors = _gather_rows(batch) if is_gathered else batch.take_whole()
     choice.seconds[is_gathered] = time.perf_counter() - began
     if is_gathered and choice.batch_count >= _BATCHES_UNTIL_CHOICE:
-        alone, shared = choice.choose(*choice.seconds, _PLACE)
+        alone, shared = choice.choose(_PLACE)
         chosen_way = "ranks make slices and gather them" if choice.is_shared else "every rank makes all rows"
         times = f"a batch takes a rank {alone * 1e3:.3g} ms to make, and ranks {shared * 1e3:.3g} ms to gather"
         advice.explain(batch.source.dataset, f"for batches in eager code {chosen_way}: {times}")

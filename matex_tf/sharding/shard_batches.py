@@ -58,7 +58,7 @@ def make_row_reader(
 
 
 def prepare_epoch(dataset: Any) -> None:
-    """Call the functions of `dataset` and of the steps of its pipeline, before it is iterated. Collective."""
-    for step in slice_bounds.list_pipeline(dataset):
-        if action := tags.get_tag(step, BEFORE_EPOCH):
+    """Call the functions of `dataset` and of the stages of its pipeline, before it is iterated. Collective."""
+    for stage in slice_bounds.list_pipeline(dataset):
+        if action := tags.get_tag(stage, BEFORE_EPOCH):
             action()

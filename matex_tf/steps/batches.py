@@ -79,7 +79,7 @@ class Batch:
 
         None if the batch cannot be computed: the shared step raises the error when it takes the rows.
         """
-        raise NotImplementedError
+        return None
 
 
 class LostBatch(Batch):
@@ -90,14 +90,10 @@ class LostBatch(Batch):
     def __init__(self, error: Exception):
         self._error = error
 
-    def make_rows(self, ratios: Any) -> list[Any]:
+    def _raise(self, ratios: Any = None) -> list[Any]:
         raise self._error
 
-    def take_whole(self) -> list[Any]:
-        raise self._error
-
-    def digest(self) -> None:
-        return None
+    make_rows = take_whole = _raise
 
 
 class WholeBatch(Batch):

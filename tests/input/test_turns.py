@@ -78,7 +78,7 @@ def test_a_pass_without_turns_ends_with_an_item_that_fails():
     adapter = py_dataset_adapter.PyDatasetAdapter(Breaks())
     source = turns.Source(adapter, "Breaks", 0.1)
     source.start_sharing(adapter.get_tf_dataset())
-    source.is_shared = source.is_open = False
+    source.choice.is_shared = False
     iterator = source.iterate(iter)
     whole_pass = batches.find_shared_batches(iterator)
     assert [int(whole_pass.take().take_whole()[0][0, 0]) for _ in range(3)] == [0, 1, 2]
