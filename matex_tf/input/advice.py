@@ -22,8 +22,8 @@ _INTERLEAVES, _READERS = ("FlatMap", "Interleave", "ParallelInterleave"), ("TFRe
 _UNINDEXED = ("Csv", "Load", "Sql")
 """Stages that read files whose records are not indexed."""
 
-# The replacement of each stage or type of op (a regular expression, of which the first match counts). A stage that reads
-# files which are not indexed is looked up as "STAGE: REASON".
+# The replacement of each stage or type of op, by a regular expression, of which the first match counts. A stage that
+# reads files which are not indexed is looked up as "STAGE: REASON".
 OF_STAGES = (
     ("a generator", "`Dataset.range(n)` and a map that makes element i"),
     ("a cache in a file", "`cache()` in memory, or `matex_tf.readers.DataSet`"),

@@ -7,7 +7,6 @@ count, because functions run for the first time. The ranks also compare their ba
 
 from __future__ import annotations
 
-import math
 import time
 from typing import Any
 
