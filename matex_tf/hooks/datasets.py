@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 
 from matex_tf import ops, settings
-from matex_tf.input import filled_caches, iteration, passes, shared_batches, tickets, turns, whole_batches
+from matex_tf.input import filled_caches, passes, pipelines, shared_batches, tickets, turns, whole_batches
 from matex_tf.lazy import tf
 from matex_tf.rewrite import graph_ops
 from matex_tf.runtime.hooks import Table
 from matex_tf.runtime.loop_hooks import put_loop
-from matex_tf.sharding import shard_arrays, shard_batches, slice_bounds
-from matex_tf.steps import agreement, batches, capture, events, own_data, weak_scaling
+from matex_tf.sharding import shard_arrays, slice_bounds
+from matex_tf.steps import agreement, batches, capture, events, own_arrays, own_data, weak_scaling
 from matex_tf.world import world
 
 HOOKS = Table()
@@ -38,7 +38,7 @@ def _wrap_iter(original: Any) -> Any:
     def __iter__(self):
         is_eager = tf.executing_eagerly()
         if is_eager:
-            shard_batches.prepare_epoch(self)
+            own_arrays.prepare_epoch(self)
         # The iterator returns batches
         # - by turns, in eager code only;
         # - by tickets. In a trace these are batches of `ticket_source.whole`, the whole batches made from tickets, and
@@ -57,7 +57,7 @@ def _wrap_iter(original: Any) -> Any:
             if is_eager:
                 # All ranks read equally far ahead. Otherwise a generator would be at different elements on the ranks,
                 # and a later iteration would begin there.
-                iterator = original(iteration.read_alike(dataset))
+                iterator = original(pipelines.read_alike(dataset))
             else:
                 with tf.control_dependencies(_list_effects()):
                     iterator = original(dataset if ticket_source is None else ticket_source.whole)

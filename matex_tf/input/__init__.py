@@ -9,8 +9,8 @@ A hook (`hooks.datasets`) asks for a source of the dataset that the script itera
    the function of a map, `row_maps` lets a map of batches compute slices), `batching`, `records` (`record_index`,
    `record_functions`, `record_maps`), `memories` (of a `cache`). `advice` explains what is not shared, and why.
 
-An iterator of shared batches is a `ticket_batches.TicketBatches`: it works on this rank's slices ahead of the steps
-(`iteration` tells how far). Steps take slices from it (`steps.batches`), eager code whole batches (`whole_batches`,
+An iterator of shared batches is a `ticket_batches.TicketBatches`: it works on this rank's slices ahead of the steps.
+Steps take slices from it (`steps.batches`), eager code whole batches (`whole_batches`,
 `whole_iterators`). `choices` chooses between two ways to make batches. `changing_state` and `filled_caches` find
 pipelines for which ranks could not compute the script's elements.
 

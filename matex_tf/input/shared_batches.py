@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from matex_tf import settings, tags
-from matex_tf.input import advice, changing_state, filled_caches, iteration, pipelines, records, splitting, tickets
+from matex_tf.input import advice, changing_state, filled_caches, pipelines, records, splitting, tickets
 from matex_tf.input.deferred import Batches
 from matex_tf.input.ticket_batches import TicketBatch, TicketBatches
 from matex_tf.input.whole_iterators import WholeIterators
@@ -115,7 +115,7 @@ class Source:
             return dealt.first, count, total, dealt.has_rows, is_even, digest, *rows, *ticket
 
         slices = tickets.map_dataset(self.batches.tickets, work, **self._map_options)
-        ahead_count = _BATCHES_AHEAD if self._elements_come_again else iteration.count_ahead(self.dataset)
+        ahead_count = _BATCHES_AHEAD if self._elements_come_again else pipelines.count_ahead(self.dataset)
         slices = slices.prefetch(ahead_count) if ahead_count else slices
         if not any(map(pipelines.may_vary, slice_bounds.list_pipeline(self.dataset))):
             slices = slices.take(0).concatenate(slices)  # an unused iterator costs little: `whole_iterators`
