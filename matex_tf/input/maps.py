@@ -7,6 +7,7 @@ back, all other ops, becomes work.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -39,44 +40,45 @@ def map_rows(dataset: Any, inner: Rows) -> Rows:
     causes = [*inner.causes, *map(advice.explain_op, split.ordered)]
     if any(inner.passed[index] is None for index in split.front_takes):
         inner = make_whole_rows(dataset._input_dataset)
-    ticket_size, input_count = len(flatten_specs(inner.tickets.element_spec)), len(split.back_takes)
-    # The new ticket has the ticket of `inner`, then the front's results, if there is a front. Without work before the
-    # map, only the front's results and what else the back takes: nothing needs the ticket of `inner`.
-    keeps_ticket = inner.is_work or split.front is None
+    mapped = dataclasses.replace(
+        inner,
+        spec=dataset._map_func.output_structure,
+        is_work=inner.is_work or split.is_work,
+        causes=causes,
+    )
+    options = _choose_options(dataset, split)
+
+    # Nothing needs the ticket of `inner`: the new ticket has only what the back takes.
+    if split.front is not None and not inner.is_work and None not in inner.passed:
+
+        def make_ticket(ticket: Tensors) -> Any:
+            row = [ticket[index] for index in inner.passed if index is not None]
+            return *(row[index] for index in split.back_takes), *split.build_front(row)
+
+        tickets = map_dataset(inner.tickets, make_ticket, **options)
+        return dataclasses.replace(mapped, tickets=tickets, compute=split.build_back, passed=split.passed)
+
+    ticket_size = len(flatten_specs(inner.tickets.element_spec))  # in the new ticket, the front's results follow
 
     def run_front(ticket: Tensors) -> Any:
         inputs = [None if index is None else ticket[index] for index in inner.passed]  # None: computed, later
-        kept_tensors = ticket if keeps_ticket else [inputs[index] for index in split.back_takes]
-        return *kept_tensors, *split.build_front(inputs)
+        return *ticket, *split.build_front(inputs)
 
     def compute(ticket: Tensors) -> Tensors:
-        if not keeps_ticket:
-            return split.build_back(ticket)
         row = inner.compute(ticket[:ticket_size])
         # Computed tensors that the map does not take. Their errors count, as they stop the script.
-        unused_tensors = [
-            tensor
-            for index, (tensor, passed) in enumerate(zip(row, inner.passed))
-            if passed is None and index not in split.back_takes
-        ]
+        is_unused = [passed is None and index not in split.back_takes for index, passed in enumerate(inner.passed)]
         inputs = [*(row[index] for index in split.back_takes), *ticket[ticket_size:]]
-        return require(unused_tensors, split.build_back(inputs))
+        return require(list(itertools.compress(row, is_unused)), split.build_back(inputs))
 
-    def find_passed(index: int | None) -> int | None:
-        """The index, in the new ticket, of the tensor that the back takes as input `index`; None if it is computed."""
-        if index is None or not keeps_ticket:
-            return index
-        is_input = index < input_count  # else a result of the front, which follows the ticket of `inner`
-        return inner.passed[split.back_takes[index]] if is_input else index - input_count + ticket_size
-
+    # The index, in the new ticket, of each tensor that the back takes; None if it is computed.
+    front_count = split.back_input_count - len(split.back_takes)
+    indices = [*(inner.passed[index] for index in split.back_takes), *range(ticket_size, ticket_size + front_count)]
     return dataclasses.replace(
-        inner,
-        tickets=_run_front(inner, split, run_front, **_choose_options(dataset, split)),
-        spec=dataset._map_func.output_structure,
+        mapped,
+        tickets=_run_front(inner, split, run_front, **options),
         compute=compute,
-        is_work=inner.is_work or split.is_work,
-        causes=causes,
-        passed=list(map(find_passed, split.passed)),
+        passed=[None if at is None else indices[at] for at in split.passed],
     )
 
 
@@ -125,8 +127,8 @@ def _find_row_map(split: Split, inner: Batches) -> RowMap | str:
 
     1. the front needs tensors of the batch;
     2. the back computes with padded tensors. `padded_batch` pads rows to the longest row of the batch. The work pads to
-       the longest row of the slice, and ranks lengthen the rows only after it (`batches.pad_alike`).
-       So the map would get other shapes than in the script;
+       the longest row of the slice, and ranks lengthen the rows only after it (`batches.pad_alike`). So the map would
+       get other shapes than in the script;
     3. a reason of `find_row_map`.
     """
     if split.front_takes or not inner.pads.keys().isdisjoint(split.computes_with):

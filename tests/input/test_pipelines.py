@@ -19,6 +19,7 @@ from matex_tf.steps import batches
 
 ROWS, BATCH, EPOCHS = 23, 5, 2
 AUTO = tf.data.AUTOTUNE
+CONSTANT = tf.constant([7, 8])
 worked: list[int] = []
 
 
@@ -181,6 +182,12 @@ PIPELINES = {
     ).map(lambda row, *dropped: (row[0] / 2, row[1])),
     "batches with their numbers": lambda at: words(at).padded_batch(BATCH).enumerate().prefetch(1),
     "batches of other lengths": lambda at: tf.data.Dataset.zip((paths(at).map(load).batch(6), paths(at).batch(4))),
+    "a constant, a draw": lambda at: (
+        tf.data.Dataset.range(ROWS)
+        .map(lambda number: (number, CONSTANT))
+        .map(lambda number, pair: (tf.cast(number + counted(number), tf.float32) + tf.random.uniform([], seed=1), pair))
+        .batch(BATCH)
+    ),
     "arrays, batch, map": lambda at: tf.data.Dataset.from_tensor_slices(np.arange(5.0)).batch(2).map(tf.math.sin),
 }
 
