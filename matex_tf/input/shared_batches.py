@@ -32,7 +32,7 @@ _BATCHES_AHEAD = 2
 """The number of batches that are worked on concurrently; as many more may wait."""
 
 
-class Deal:
+class RowsAhead:
     """Which rows of each batch the iterators of a source make ahead: this rank's slices, or whole batches.
 
     numbers: the argument `dealt` of `deal_rows`: 1 for slices, 0 for whole batches; this rank; the ratio of each rank.
@@ -61,7 +61,7 @@ class Source:
     batches: the tickets of its batches, and the work on them.
     batch_specs: the dtypes and shapes of a whole batch's flat tensors.
     is_compared: the ranks have compared a batch.
-    deal: which rows this rank makes ahead.
+    rows_ahead: which rows this rank makes ahead.
     specs: the dtypes and shapes of the flat tensors of a `batches.Element`, of which the dataset of slices consists.
     are_rows, pads: see `Batches`.
 
@@ -82,7 +82,7 @@ class Source:
         self._map_options: dict[str, Any] = parallel_options if self._elements_come_again else {}
         self._options = dataset.options().merge(_make_options(stages))
         self._ticket_size = len(tickets.flatten_specs(deferred.tickets.element_spec))
-        self.deal, self._whole_iterators = Deal(), WholeIterators(self)
+        self.rows_ahead, self._whole_iterators = RowsAhead(), WholeIterators(self)
         self._slices = self._make_slices()
         self.specs = tickets.flatten_specs(self._slices.element_spec)
         shapes = [(dtype, None if shape.rank is None else tuple(shape.as_list())) for dtype, shape in self.specs]
@@ -101,18 +101,18 @@ class Source:
         """The dataset of this rank's slices, with a `batches.Element` for each batch."""
 
         def work(ticket: tickets.Tensors) -> Any:
-            dealt = deal_rows.deal_rows(tf.stack(self.batches.count_rows(ticket)), self.deal.variable)
+            dealt = deal_rows.deal_rows(tf.stack(self.batches.count_rows(ticket)), self.rows_ahead.variable)
             # If components of the ticket have different lengths, all rows are dealt: `count` is the number of the
             # longest component, `total` of the first. A map may then drop or change either component.
             is_whole = tf.equal(dealt.first, 0) & (dealt.count >= dealt.total)
             total = tf.maximum(dealt.total, dealt.count)
-            rows = self.take(ticket, Slice(dealt.first, dealt.count, total, contributes=dealt.has_rows))
+            rows = self.take(ticket, Slice(dealt.first, dealt.count, total, contributes=True))
             counts = tf.stack([tf.shape(tensor, tf.int64)[0] for tensor in itertools.compress(rows, self.are_rows)])
             longest = tf.reduce_max(counts)
             count, total = (tf.where(is_whole, longest, number) for number in (dealt.count, total))
             is_even = tf.reduce_all(tf.equal(counts, longest))
             digest = tf.bitcast(tickets.digest_ticket(ticket, self.batches.windows), tf.int64)
-            return dealt.first, count, total, dealt.has_rows, is_even, digest, *rows, *ticket
+            return dealt.first, count, total, is_even, digest, *rows, *ticket
 
         slices = tickets.map_dataset(self.batches.tickets, work, **self._map_options)
         ahead_count = _BATCHES_AHEAD if self._elements_come_again else pipelines.count_ahead(self.dataset)
@@ -181,11 +181,11 @@ class Source:
 
     def work_whole(self) -> None:
         """Make whole batches ahead from now on."""
-        self.deal.change(is_sliced=False)
+        self.rows_ahead.change(is_sliced=False)
 
     def work_on(self, ratios: Any) -> None:
         """Make this rank's slices ahead from now on. ratios: see `batches.find_slice`."""
-        self.deal.change(is_sliced=True, ratios=ratios)
+        self.rows_ahead.change(is_sliced=True, ratios=ratios)
 
 
 def _make_options(stages: Sequence[Any]) -> Any:
@@ -197,7 +197,7 @@ def _make_options(stages: Sequence[Any]) -> Any:
     # There is nothing to tune, and the tuning thread may sleep for a minute after the end.
     options.autotune.enabled = False
     if not any(map(pipelines.list_stateful, stages)):
-        # The iterator can be saved, as in the script alone: `Deal.variable`, which it reads, is no state of it.
+        # The iterator can be saved, as in the script alone: `RowsAhead.variable`, which it reads, is no state of it.
         options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
     return options
 

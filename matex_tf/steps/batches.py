@@ -124,7 +124,6 @@ class Element(NamedTuple):
     from which a `Dealer` makes other rows. All fields are tensors, or the numbers of such tensors in eager code.
 
     first, count: which rows are prepared: this rank's slice, or all rows. total: the number of rows of the batch.
-    contributes: false if this rank has no row of the batch of its own.
     is_even: the components of the batch have equally many rows. If not, all rows of each are prepared, and `total` is
         the number of the longest.
     digest: a hash of the ticket.
@@ -135,7 +134,6 @@ class Element(NamedTuple):
     first: Any
     count: Any
     total: Any
-    contributes: Any
     is_even: Any
     digest: Any
     rows: Sequence[Any]

@@ -235,7 +235,7 @@ def test_each_rank_works_on_its_rows(name, ranks, files):
     want = make(name, files)
     sources = [shared_batches.find_source(make(name, files)) for _ in range(ranks)]
     for rank, source in enumerate(sources):
-        source.deal.set_numbers([1, rank, *[1] * ranks])
+        source.rows_ahead.set_numbers([1, rank, *[1] * ranks])
     for _ in range(2):
         iterators = [batches.find_shared_batches(source.iterate(tf.data.Dataset.__iter__)) for source in sources]
         expected = [flat(batch) for batch in want]
@@ -246,8 +246,8 @@ def test_each_rank_works_on_its_rows(name, ranks, files):
                 if not batch.is_even:  # it has no slices
                     assert len(set(counts)) > 1 and same(flat(batch.element.rows), whole)
                     continue
-                start, stop, has_rows = slice_bounds.find_slice_bounds(counts[0], rank, ranks)
-                assert batch.element[:4] == (start, stop - start, counts[0], has_rows)
+                start, stop, _ = slice_bounds.find_slice_bounds(counts[0], rank, ranks)
+                assert batch.element[:3] == (start, stop - start, counts[0])
                 rows = [tensor[start:stop] if is_rows else tensor for tensor, is_rows in zip(whole, source.are_rows)]
                 assert same(pad_alike(batch.element.rows, whole, source.pads), rows)
         digests = [[batch.element.digest for batch in taken] for taken in of_ranks]
@@ -260,7 +260,7 @@ def test_components_that_a_map_drops_do_not_count(sizes, kept):
     kinds = (tf.TensorSpec([None], tf.int64),) * 2
     data = tf.data.Dataset.from_generator(lambda: iter([tuple(map(np.arange, sizes))]), output_signature=kinds)
     source = shared_batches.find_source(data.map(lambda *components: components[kept] * 2))
-    source.deal.set_numbers([1, 1, 1, 1])  # rank 1 of 2
+    source.rows_ahead.set_numbers([1, 1, 1, 1])  # rank 1 of 2
     taken = batches.find_shared_batches(source.iterate(tf.data.Dataset.__iter__)).take()
     assert taken.is_even and taken.total == len(taken.take_whole()[0]) == sizes[kept]
 
@@ -280,7 +280,7 @@ def test_a_map_gets_the_number_of_rows_of_each_component(name, sizes):
     for kept in (slice(0, 1), slice(1, 2), slice(0, 2)):
         mapped = data.map(lambda x, y, kept=kept: OF_COUNTS[name](x, y)[kept])
         source = shared_batches.find_source(mapped)
-        source.deal.set_numbers([1, 1, 1, 1])  # rank 1 of 2
+        source.rows_ahead.set_numbers([1, 1, 1, 1])  # rank 1 of 2
         batch = batches.find_shared_batches(source.iterate(tf.data.Dataset.__iter__)).take()
         assert batch.is_even == (len(set(sizes[kept])) == 1) and batch.total == max(sizes[kept])
         assert (batch.element.count == batch.total) == (len(set(sizes)) > 1)
@@ -365,7 +365,7 @@ def make_views_of_records(at):
 def test_each_row_is_worked_on_by_one_rank(make_rows, files):
     source = shared_batches.find_source(make_rows(files).batch(BATCH))
     for rank in range(2):
-        source.deal.set_numbers([1, rank, 1, 1])
+        source.rows_ahead.set_numbers([1, rank, 1, 1])
         del worked[:]
         shares = batches.find_shared_batches(source.iterate(tf.data.Dataset.__iter__))
         for _ in range(-(-ROWS // BATCH)):
