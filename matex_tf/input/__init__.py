@@ -10,9 +10,9 @@ A hook (`hooks.datasets`) asks for a source of the dataset that the script itera
    `record_functions`, `record_maps`), `memories` (of a `cache`). `advice` explains what is not shared, and why.
 
 An iterator of shared batches is a `ticket_batches.TicketBatches`: it works on this rank's slices ahead of the steps.
-Steps take slices from it (`steps.batches`), eager code whole batches (`whole_batches`,
-`whole_iterators`). `choices` chooses between two ways to make batches. `changing_state` and `filled_caches` find
-pipelines for which ranks could not compute the script's elements.
+Steps take slices from it (`steps.batches`), eager code whole batches (`whole_batches`, `whole_iterators`). `choices`
+chooses between two ways to make batches. `changing_state` and `filled_caches` find pipelines for which ranks could not
+compute the script's elements.
 
 - *Ticket*: a cheap stand-in for an element, such as a file name. Every rank takes all tickets, in the script's order.
 - *Work*: what a rank computes from a ticket, for its own rows only and later, such as the decoding of the file.
