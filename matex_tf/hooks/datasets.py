@@ -1,8 +1,6 @@
-"""Datasets and their iterators in eager code and in traces of steps.
+"""Hooks on datasets and their iterators, in eager code and in traces of steps.
 
-Ranks share an iterator's batches by turns (`input.turns`: each rank makes some batches, and sends their rows to the
-other ranks) or by tickets (`input.tickets`: each rank makes its rows from a cheap stand-in for a batch). Otherwise
-every rank makes whole batches. Eager code gets whole batches in any case.
+`_wrap_iter` chooses how ranks share the batches of a new iterator. Eager code gets whole batches in any case.
 
 A dataset may hold this rank's own rows only (`matex_tf.shard`). It is marked, and a step that takes its batches is
 traced for any number of rows, because ranks may have different numbers.
@@ -17,13 +15,13 @@ from typing import Any
 import numpy as np
 
 from matex_tf import ops, settings
-from matex_tf.input import filled_caches, iteration, shared_batches, tickets, turns, whole_batches
+from matex_tf.input import filled_caches, passes, pipelines, shared_batches, tickets, turns, whole_batches
 from matex_tf.lazy import tf
 from matex_tf.rewrite import graph_ops
 from matex_tf.runtime.hooks import Table
 from matex_tf.runtime.loop_hooks import put_loop
-from matex_tf.sharding import shard_arrays, shard_batches, slice_bounds
-from matex_tf.steps import agreement, batches, capture, events, own_data, weak_scaling
+from matex_tf.sharding import shard_arrays, slice_bounds
+from matex_tf.steps import agreement, batches, capture, events, own_arrays, own_data, weak_scaling
 from matex_tf.world import world
 
 HOOKS = Table()
@@ -40,7 +38,7 @@ def _wrap_iter(original: Any) -> Any:
     def __iter__(self):
         is_eager = tf.executing_eagerly()
         if is_eager:
-            shard_batches.prepare_epoch(self)
+            own_arrays.prepare_epoch(self)
         # The iterator returns batches
         # - by turns, in eager code only;
         # - by tickets. In a trace these are batches of `ticket_source.whole`, the whole batches made from tickets, and
@@ -59,7 +57,7 @@ def _wrap_iter(original: Any) -> Any:
             if is_eager:
                 # All ranks read equally far ahead. Otherwise a generator would be at different elements on the ranks,
                 # and a later iteration would begin there.
-                iterator = original(iteration.read_alike(dataset))
+                iterator = original(pipelines.read_alike(dataset))
             else:
                 with tf.control_dependencies(_list_effects()):
                     iterator = original(dataset if ticket_source is None else ticket_source.whole)
@@ -131,8 +129,8 @@ def _wrap_dataset_loop(original: Any) -> Any:
 def _wrap_next(original: Any) -> Any:
     def pull(self):
         source = batches.find_shared_batches(self)
-        if isinstance(source, turns.Pass):  # one pass over a source by turns, which ranks take in their main threads
-            return turns.take_element(source) if agreement.is_watched() else original(self)
+        if isinstance(source, passes.Pass):  # one pass over a source by turns, which ranks take in their main threads
+            return passes.take_element(source) if agreement.is_watched() else original(self)
         return original(self) if source is None else whole_batches.take_whole(source)
 
     def take(self):

@@ -1,4 +1,4 @@
-"""The advice of `--explain` on pipelines: which steps and ops make every rank do all work, and what to use instead.
+"""The advice of `--explain` on pipelines: which stages and ops make every rank do all work, and what to use instead.
 
 On `from_generator(g).map(f).batch(32)` the line names the generator, and advises `Dataset.range(n)` and a map that
 makes element i.
@@ -20,11 +20,11 @@ from matex_tf.world import world
 _MAPS, _BATCHES = ("Map", "ParallelMap"), ("Batch", "ParallelBatch", "PaddedBatch")
 _INTERLEAVES, _READERS = ("FlatMap", "Interleave", "ParallelInterleave"), ("TFRecord", "TextLine", "FixedLengthRecord")
 _UNINDEXED = ("Csv", "Load", "Sql")
-"""Steps that read files whose records are not indexed."""
+"""Stages that read files whose records are not indexed."""
 
-# Of each step or type of op (a regular expression, of which the first match counts), the replacement. A step that reads
-# files which are not indexed is looked up as "STEP: REASON".
-OF_STEPS = (
+# The replacement of each stage or type of op, by a regular expression, of which the first match counts. A stage that
+# reads files which are not indexed is looked up as "STAGE: REASON".
+OF_STAGES = (
     ("a generator", "`Dataset.range(n)` and a map that makes element i"),
     ("a cache in a file", "`cache()` in memory, or `matex_tf.readers.DataSet`"),
     ("Csv", "`TextLineDataset`, and `tf.io.decode_csv` in a map"),
@@ -61,13 +61,13 @@ _COMPOSITE = {"RaggedTensorSpec": "ragged elements", "SparseTensorSpec": "sparse
 def explain(dataset: Any, text: str) -> None:
     """Print a line on a pipeline, with the setting `explain`."""
     if settings.get_settings().explain and world.get_world().size > 1:
-        kinds = map(name_step, reversed(slice_bounds.list_pipeline(dataset)))
+        kinds = map(name_stage, reversed(slice_bounds.list_pipeline(dataset)))
         notes.print_note(f"the pipeline {', '.join(kinds)}: {text}")
 
 
 def explain_causes(dataset: Any, causes: Iterable[str]) -> str:
     """Text on all causes why every rank does work of a pipeline; "" if there is none. causes: `Deferred.causes`."""
-    has_batches = any(name_step(step) in _BATCHES for step in slice_bounds.list_pipeline(dataset))
+    has_batches = any(name_stage(stage) in _BATCHES for stage in slice_bounds.list_pipeline(dataset))
     texts = dict.fromkeys(causes)  # each once
     if not has_batches and _has_work(dataset):
         texts[explain_op(NO_BATCHES)] = None
@@ -79,19 +79,19 @@ def explain_op(op: str) -> str:
     return f"{op} (instead: {find_advice(op, OF_OPS)})"
 
 
-def explain_step(dataset: Any, reason: str = "") -> list[str]:
-    """Text on a step, because of which every rank does all work before and in the step; [] if there is no work.
+def explain_stage(dataset: Any, reason: str = "") -> list[str]:
+    """Text on a stage, because of which every rank does all work before and in the stage; [] if there is no work.
 
-    reason: why the records that the step reads are not indexed; "" if it reads none.
+    reason: why the records that the stage reads are not indexed; "" if it reads none.
     """
-    name = name_step(dataset)
+    name = name_stage(dataset)
     if name == "FlatMap" and "GeneratorDataset" in _list_types(dataset):  # `from_generator`
         name, reason = "a generator", ""
     elif name == "Cache":  # a cache in memory is no obstacle (`splitting`)
         name = "a cache in a file"
     elif not reason and not _has_work(dataset):
         return []
-    replacement = find_advice(f"{name}: {reason}" if reason else name, OF_STEPS)
+    replacement = find_advice(f"{name}: {reason}" if reason else name, OF_STAGES)
     return [f"{name} with all before it ({reason}{reason and '; '}instead: {replacement})"]
 
 
@@ -103,29 +103,29 @@ def explain_composites(spec: Any) -> list[str]:
 
 
 def find_advice(name: str, instead: Sequence[tuple[str, str]]) -> str:
-    """The replacement of a step, or of an op, from one of the two tables."""
+    """The replacement of a stage, or of an op, from one of the two tables."""
     return next(text for pattern, text in instead if re.fullmatch(pattern, name))
 
 
-def name_step(dataset: Any) -> str:
-    """The kind of a step, for messages."""
+def name_stage(dataset: Any) -> str:
+    """The kind of a stage, for messages."""
     return re.sub(r"Dataset(V\d)?$", "", pipelines.name_kind(dataset))
 
 
 def _has_work(dataset: Any) -> bool:
-    """Whether a step of a pipeline reads or maps, except for the map that TensorFlow adds before `unbatch`."""
-    steps = slice_bounds.list_pipeline(dataset)
-    added_maps = [step._input_dataset for step in steps if name_step(step) == "Restructured"]
-    return any(_is_work(step) and step not in added_maps for step in steps)
+    """Whether a stage of a pipeline reads or maps, except for the map that TensorFlow adds before `unbatch`."""
+    stages = slice_bounds.list_pipeline(dataset)
+    added_maps = [stage._input_dataset for stage in stages if name_stage(stage) == "Restructured"]
+    return any(_is_work(stage) and stage not in added_maps for stage in stages)
 
 
-def _is_work(step: Any) -> bool:
-    kind = name_step(step)
+def _is_work(stage: Any) -> bool:
+    kind = name_stage(stage)
     if kind in _INTERLEAVES:
-        return any(re.search("Map|TFRecord|TextLine|FixedLength|ReadFile", type_) for type_ in _list_types(step))
+        return any(re.search("Map|TFRecord|TextLine|FixedLength|ReadFile", type_) for type_ in _list_types(stage))
     return kind in (*_MAPS, *_READERS, *_UNINDEXED)
 
 
-def _list_types(step: Any) -> list[str]:
-    """The types of the ops in the function of a step."""
-    return [op.type for op in step._map_func.function.graph.get_operations()]
+def _list_types(stage: Any) -> list[str]:
+    """The types of the ops in the function of a stage."""
+    return [op.type for op in stage._map_func.function.graph.get_operations()]

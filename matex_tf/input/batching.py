@@ -1,9 +1,7 @@
-"""The methods `batch` and `padded_batch` of a `tf.data` pipeline, so that each rank computes only its rows of a batch.
+"""The stages `batch` and `padded_batch`: from the tickets of rows to the tickets of batches.
 
-A `Deferred` describes the elements of a pipeline as tickets (cheap stand-ins, such as file names) and work (what
-computes an element from its ticket, such as reading the file). The function `batch` makes the `Deferred` of batches
-from the `Deferred` of rows. The ticket of a batch has the tickets of its rows: as tensors, or as a dataset if their
-shapes differ or the batch is padded. The work on a batch selects the tickets of this rank's slice, and works on them.
+The ticket of a batch has the tickets of its rows: as tensors, or as a window if their shapes differ or the batch is
+padded. The work on a batch selects the tickets of this rank's slice, and works on them.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from matex_tf.input import pipelines
-from matex_tf.input.deferred import Deferred, slice_rows
+from matex_tf.input.deferred import Batches, Rows, inherit, slice_rows
 from matex_tf.input.tickets import Tensors, flatten, flatten_specs, map_dataset, pack
 from matex_tf.lazy import tf
 from matex_tf.own_functions import trace_own
@@ -23,15 +21,14 @@ from matex_tf.rewrite.sharing import Slice
 KINDS = ("BatchDataset", "ParallelBatchDataset", "PaddedBatchDataset")
 
 
-def batch(dataset: Any, inner: Deferred) -> Deferred:
+def batch(dataset: Any, inner: Rows) -> Batches:
     """The batches of `dataset`, whose class is one of `KINDS`, over the rows `inner`."""
     is_padded = pipelines.name_kind(dataset) == "PaddedBatchDataset"
     is_dense = all(shape.is_fully_defined() for _, shape in flatten_specs(inner.tickets.element_spec))
-    batches = _batch_windows(dataset, inner, is_padded) if is_padded or not is_dense else _batch_tensors(dataset, inner)
-    return batches._replace(spec=dataset.element_spec, passed=[None] * len(batches.are_rows))
+    return _batch_windows(dataset, inner, is_padded) if is_padded or not is_dense else _batch_tensors(dataset, inner)
 
 
-def _batch_tensors(dataset: Any, inner: Deferred) -> Deferred:
+def _batch_tensors(dataset: Any, inner: Rows) -> Batches:
     """Batches of tickets of one shape: tensors with a row for each ticket. `MapDefun` does the work on all rows."""
     tickets = inner.tickets.batch(dataset._batch_size, drop_remainder=dataset._drop_remainder)
     specs, ticket_specs = flatten_specs(inner.spec), flatten_specs(inner.tickets.element_spec)
@@ -43,7 +40,7 @@ def _batch_tensors(dataset: Any, inner: Deferred) -> Deferred:
         computed_positions = list(range(len(specs)))
 
     def build(ticket: Tensors) -> Tensors:
-        row_tensors = inner.compute(ticket, None)
+        row_tensors = inner.compute(ticket)
         return [row_tensors[position] for position in computed_positions]
 
     @functools.cache
@@ -73,8 +70,10 @@ def _batch_tensors(dataset: Any, inner: Deferred) -> Deferred:
             for position, ticket_index in enumerate(inner.passed)
         ]
 
-    return inner._replace(
+    return Batches(
+        **inherit(inner),
         tickets=tickets,
+        spec=dataset.element_spec,
         compute=compute,
         count_rows=lambda ticket: [tf.shape(ticket[0], tf.int64)[0]],
         are_rows=[True] * len(specs),
@@ -115,7 +114,7 @@ def _call_as_maps_do(build: Callable[[Tensors], Tensors], specs: Sequence[Any]) 
     return trace_own(call, input_signature=specs)
 
 
-def _batch_windows(dataset: Any, inner: Deferred, is_padded: bool) -> Deferred:
+def _batch_windows(dataset: Any, inner: Rows, is_padded: bool) -> Batches:
     """Batches of tickets of any shapes: the ticket of a batch is a window, a dataset of the tickets of its rows."""
     tickets = inner.tickets.window(dataset._batch_size, drop_remainder=dataset._drop_remainder)
 
@@ -134,14 +133,16 @@ def _batch_windows(dataset: Any, inner: Deferred, is_padded: bool) -> Deferred:
         rows = open_window(ticket).skip(batch_slice.first).take(batch_slice.count)
 
         def work(row: Tensors) -> Any:
-            return pack(inner.spec, inner.compute(row, None))
+            return pack(inner.spec, inner.compute(row))
 
         # Without work, too: the tensors of a ticket may have another order and structure than those of a row.
         batch = batch_rows(map_dataset(rows, work, num_parallel_calls=_count_workers()), batch_slice.count)
         return flatten(batch.element_spec, batch.get_single_element())
 
-    return inner._replace(
+    return Batches(
+        **inherit(inner),
         tickets=tickets,
+        spec=dataset.element_spec,
         compute=compute,
         count_rows=count_rows,
         are_rows=[True] * len(flatten_specs(dataset.element_spec)),

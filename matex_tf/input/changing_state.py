@@ -1,7 +1,6 @@
-"""State outside of a pipeline that its functions change or read: variables and tables.
+"""Finds pipelines whose functions read variables or tables that may change.
 
-If ranks share a pipeline, a rank makes its rows later than the script alone does, and no other rows (`deferred`). So it
-may read a variable after a change that follows the read in the script alone. Here such pipelines are found.
+Deferred work reads them later than the script alone does, possibly after a change, and for a rank's own rows only.
 """
 
 from __future__ import annotations

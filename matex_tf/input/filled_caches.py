@@ -1,8 +1,7 @@
-"""Fills a `cache()` of random elements only once, whether or not ranks share its iterations.
+"""Fills a `cache` of random elements only once, with tickets or with elements.
 
-Ranks share an iteration if each rank computes only its rows. The cache then keeps tickets (`tickets`), otherwise
-elements. If a script iterates a cache in both ways, two fillings with random elements would differ, and the script
-alone has one. So the first iteration fills the cache:
+It is filled with tickets if ranks share the iteration. If a script iterates a cache in both ways, two fillings with
+random elements would differ, and the script alone has one. So the first iteration fills the cache:
 
 - with elements: later iterations are not shared (`claim_for_tickets`);
 - with tickets: an iteration that is not shared computes its elements from them (`use_filled_caches`).
@@ -31,7 +30,7 @@ _FILLED_TWICE = (
 
 def _list_random_caches(dataset: Any) -> list[Any]:
     """The in-memory caches of a pipeline whose elements would differ if they were filled again."""
-    caches = [step for step in list_pipeline(dataset) if pipelines.name_kind(step) == "CacheDataset"]
+    caches = [stage for stage in list_pipeline(dataset) if pipelines.name_kind(stage) == "CacheDataset"]
     return [
         cache
         for cache in caches
@@ -70,12 +69,12 @@ def use_filled_caches(dataset: Any) -> Any:
     if any(tags.get_tag(cache, _FILLED) == _AS_TICKETS for cache in random_caches):
         with tf.init_scope():
             # The dataset as tickets and the work that makes elements of them, with the caches that hold tickets.
-            deferred = splitting.find_deferred(dataset, are_batches=False)
+            deferred = splitting.find_rows(dataset)
             # Otherwise a random cache cannot hold tickets: all of them are filled with elements.
             if set(map(id, random_caches)) <= set(map(id, deferred.caches)):
 
                 def work(ticket: tickets.Tensors) -> Any:
-                    return tickets.pack(dataset.element_spec, deferred.compute(ticket, None))
+                    return tickets.pack(dataset.element_spec, deferred.compute(ticket))
 
                 return tickets.map_dataset(deferred.tickets, work).with_options(dataset.options())
     for cache in random_caches:

@@ -1,8 +1,7 @@
-"""Splits the function of a `tf.data` map: a front that runs in the script's order, and a back that can be deferred.
+"""Splits the function of a map into a front, which runs in the script's order, and a back, which can be deferred.
 
 Ops with effects, such as a write, and ops whose results vary, such as a random number, are in the front, with all ops
-that they need: every rank runs the front for every element, in order. The other ops give the same results for the same
-tensors, at any time and on any rank. They are in the back, which a rank runs for its own rows.
+that they need. The other ops give the same results for the same tensors, at any time and on any rank.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Items of a `PyDataset` of Keras, whose `__getitem__` makes a batch by its number.
-
-`order_items` finds the order of all items in a pass. `ItemsAhead` makes the items that a rank needs before their steps.
-"""
+"""The order of the items of a `PyDataset` in a pass, and items that are made ahead of their steps (`ItemsAhead`)."""
 
 from __future__ import annotations
 

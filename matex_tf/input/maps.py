@@ -1,115 +1,137 @@
-"""Maps of rows and batches, and records of files: what must run in order makes tickets, the rest becomes work.
+"""The stage `map`, of rows and of batches, and records of files.
 
-A *ticket* is a cheap stand-in for an element; every rank takes all tickets. The *work* makes an element from its
-ticket: a row, or this rank's slice of a batch (`deferred`). A map has two parts (`functions.Split`). The front, such as
-the draw of a random number, runs when a ticket is taken, and its results become a part of the ticket. The back, all
-other ops, becomes work.
+The front of a map (`functions.Split`) runs when a ticket is taken, and its results become a part of the ticket. The
+back, all other ops, becomes work.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 from matex_tf.input import advice, records
-from matex_tf.input.deferred import Deferred, make_whole
+from matex_tf.input.deferred import Batches, Deferred, Rows, make_whole_batches, make_whole_rows
 from matex_tf.input.functions import PYTHON, Split, require
 from matex_tf.input.row_maps import RowMap, find_row_map
 from matex_tf.input.tickets import Tensors, flatten, flatten_specs, map_dataset
 
 
-def read_records(dataset: Any, indexed: records.Records) -> Deferred:
+def read_records(dataset: Any, indexed: records.Records) -> Rows:
     """The records of a dataset; the work is to read them."""
     spec = dataset.element_spec
-    tensor_count = len(flatten_specs(spec))
-    return make_whole(dataset, are_batches=False)._replace(
+    return Rows(
         tickets=indexed.tickets,
-        compute=lambda ticket, _: flatten(spec, indexed.read(ticket[0])),
+        spec=spec,
+        compute=lambda ticket: flatten(spec, indexed.read(ticket[0])),
         is_work=True,
-        passed=[None] * tensor_count,
-        files=(dataset,),
+        files=[dataset],
+        passed=[None] * len(flatten_specs(spec)),
     )
 
 
-def map_elements(dataset: Any, inner: Deferred, are_batches: bool) -> Deferred:
-    """The results of `dataset`, a map of the elements `inner`, which are batches or rows.
+def map_rows(dataset: Any, inner: Rows) -> Rows:
+    """The results of `dataset`, a map of the rows `inner`.
 
-    The front runs before the work. If it needs results of the work, every rank makes the rows before the map whole. Of
-    batches, every rank makes the results of the map whole, also if `_find_row_map` finds another obstacle.
+    The front runs before the work. If it needs results of the work, every rank makes the rows before the map whole.
     """
-    split, spec = Split(dataset._map_func.function), dataset._map_func.output_structure
-    causes = (*inner.causes, *map(advice.explain_op, split.ordered))
-    run_back: Callable[[Tensors, Any], Tensors]
-    if are_batches:
-        row_map = _find_row_map(split, inner)
-        if isinstance(row_map, str):  # the obstacle
-            return make_whole(dataset, are_batches, [*causes, advice.explain_op(row_map)])
-        run_back, are_rows = row_map.build, row_map.are_rows
-    else:
-        if _needs_work(split, inner):
-            inner = make_whole(dataset._input_dataset, are_batches)
-        run_back, are_rows = lambda inputs, _: split.build_back(inputs), [False] * len(flatten_specs(spec))
-    ticket_size, input_count = len(flatten_specs(inner.tickets.element_spec)), len(split.back_takes)
-    # The new ticket has the ticket of `inner`, then the front's results, if there is a front. In one case it has only
-    # what the back takes: there is a front, and `inner` has rows without work, which would need the ticket of `inner`.
-    keeps_ticket = are_batches or inner.is_work or split.front is None
+    split = Split(dataset._map_func.function)
+    causes = [*inner.causes, *map(advice.explain_op, split.ordered)]
+    if any(inner.passed[index] is None for index in split.front_takes):
+        inner = make_whole_rows(dataset._input_dataset)
+    mapped = dataclasses.replace(
+        inner,
+        spec=dataset._map_func.output_structure,
+        is_work=inner.is_work or split.is_work,
+        causes=causes,
+    )
+    options = _choose_options(dataset, split)
+
+    # Nothing needs the ticket of `inner`: the new ticket has only what the back takes.
+    if split.front is not None and not inner.is_work and None not in inner.passed:
+
+        def make_ticket(ticket: Tensors) -> Any:
+            row = [ticket[index] for index in inner.passed if index is not None]
+            return *(row[index] for index in split.back_takes), *split.build_front(row)
+
+        tickets = map_dataset(inner.tickets, make_ticket, **options)
+        return dataclasses.replace(mapped, tickets=tickets, compute=split.build_back, passed=split.passed)
+
+    ticket_size = len(flatten_specs(inner.tickets.element_spec))  # in the new ticket, the front's results follow
 
     def run_front(ticket: Tensors) -> Any:
         inputs = [None if index is None else ticket[index] for index in inner.passed]  # None: computed, later
-        kept_tensors = ticket if keeps_ticket else [inputs[index] for index in split.back_takes]
-        return *kept_tensors, *split.build_front(inputs)
+        return *ticket, *split.build_front(inputs)
 
-    def compute(ticket: Tensors, batch_slice: Any) -> Tensors:  # None: a row has no slice
-        if not keeps_ticket:
-            return run_back(ticket, batch_slice)
-        element = inner.compute(ticket[:ticket_size], batch_slice)
-        # Tensors that the map does not take. Their errors count, as they stop the script.
-        computed_indices = [index for index, passed in enumerate(inner.passed) if passed is None and inner.is_work]
-        unused_tensors = [element[index] for index in computed_indices if index not in split.back_takes]
-        inputs = [*(element[index] for index in split.back_takes), *ticket[ticket_size:]]
-        return require(unused_tensors, run_back(inputs, batch_slice))
+    def compute(ticket: Tensors) -> Tensors:
+        row = inner.compute(ticket[:ticket_size])
+        # Computed tensors that the map does not take. Their errors count, as they stop the script.
+        is_unused = [passed is None and index not in split.back_takes for index, passed in enumerate(inner.passed)]
+        inputs = [*(row[index] for index in split.back_takes), *ticket[ticket_size:]]
+        return require(list(itertools.compress(row, is_unused)), split.build_back(inputs))
 
-    def find_passed(index: int | None) -> int | None:
-        """The index, in the new ticket, of the tensor that the back takes as input `index`; None if it is computed."""
-        if index is None or not keeps_ticket:
-            return index
-        is_input = index < input_count  # else a result of the front, which follows the ticket of `inner`
-        return inner.passed[split.back_takes[index]] if is_input else index - input_count + ticket_size
-
-    # A padded tensor that the map merely passes on is a padded result, which ranks lengthen later (`Deferred.pads`).
-    pads = {}
-    for output_index, index in enumerate(split.passed):
-        if index is not None and index < input_count and split.back_takes[index] in inner.pads:
-            pads[output_index] = inner.pads[split.back_takes[index]]
-    front_options = {} if are_batches else _choose_options(dataset, split)
-    return inner._replace(
-        tickets=inner.tickets if split.front is None else map_dataset(inner.tickets, run_front, **front_options),
+    # The index, in the new ticket, of each tensor that the back takes; None if it is computed.
+    front_count = split.back_input_count - len(split.back_takes)
+    indices = [*(inner.passed[index] for index in split.back_takes), *range(ticket_size, ticket_size + front_count)]
+    return dataclasses.replace(
+        mapped,
+        tickets=_run_front(inner, split, run_front, **options),
         compute=compute,
-        count_rows=lambda ticket: inner.count_rows(ticket[:ticket_size]),
-        spec=spec,
-        are_rows=are_rows,
-        is_work=inner.is_work or split.is_work,
-        passed=list(map(find_passed, split.passed)),
-        pads=pads,
-        causes=causes,
+        passed=[None if at is None else indices[at] for at in split.passed],
     )
 
 
-def _needs_work(split: Split, inner: Deferred) -> bool:
-    """Whether the front of a map needs tensors that work on the elements before the map computes."""
-    return any(inner.passed[index] is None for index in split.front_takes)
+def map_batches(dataset: Any, inner: Batches) -> Batches:
+    """The results of `dataset`, a map of the batches `inner`. If `_find_row_map` finds an obstacle, every rank makes
+    the results whole.
+    """
+    split = Split(dataset._map_func.function)
+    causes = [*inner.causes, *map(advice.explain_op, split.ordered)]
+    row_map = _find_row_map(split, inner)
+    if isinstance(row_map, str):  # the obstacle
+        return make_whole_batches(dataset, [*causes, advice.explain_op(row_map)])
+    ticket_size = len(flatten_specs(inner.tickets.element_spec))  # in the new ticket, the front's results follow
+
+    def run_front(ticket: Tensors) -> Any:
+        return *ticket, *split.build_front([None] * len(inner.are_rows))  # it takes nothing of the batch
+
+    def compute(ticket: Tensors, batch_slice: Any) -> Tensors:
+        batch = inner.compute(ticket[:ticket_size], batch_slice)
+        unused_tensors = [tensor for index, tensor in enumerate(batch) if index not in split.back_takes]  # as for rows
+        inputs = [*(batch[index] for index in split.back_takes), *ticket[ticket_size:]]
+        return require(unused_tensors if inner.is_work else [], row_map.build(inputs, batch_slice))
+
+    # A padded tensor that the map merely passes on is a padded result, which ranks lengthen later.
+    taken_pads = {at: inner.pads[index] for at, index in enumerate(split.back_takes) if index in inner.pads}
+    return dataclasses.replace(
+        inner,
+        tickets=_run_front(inner, split, run_front),
+        spec=dataset._map_func.output_structure,
+        compute=compute,
+        is_work=inner.is_work or split.is_work,
+        causes=causes,
+        are_rows=row_map.are_rows,
+        count_rows=lambda ticket: inner.count_rows(ticket[:ticket_size]),
+        pads={result: taken_pads[at] for result, at in enumerate(split.passed) if at in taken_pads},
+    )
 
 
-def _find_row_map(split: Split, inner: Deferred) -> RowMap | str:
+def _run_front(inner: Deferred, split: Split, run_front: Callable[[Tensors], Any], **options: Any) -> Any:
+    """The tickets of a map: the tickets of `inner`, with the results of the front if there is one."""
+    return inner.tickets if split.front is None else map_dataset(inner.tickets, run_front, **options)
+
+
+def _find_row_map(split: Split, inner: Batches) -> RowMap | str:
     """The back of a map of the batches `inner`, for a slice of a batch; or the reason why it needs the whole batch:
 
     1. the front needs tensors of the batch;
     2. the back computes with padded tensors. `padded_batch` pads rows to the longest row of the batch. The work pads to
-       the longest row of the slice, and ranks lengthen the rows only after it (`pad_alike` in `input.shared_batches`).
-       So the map would get other shapes than in the script;
+       the longest row of the slice, and ranks lengthen the rows only after it (`batches.pad_alike`). So the map would
+       get other shapes than in the script;
     3. a reason of `find_row_map`.
     """
-    if _needs_work(split, inner) or not inner.pads.keys().isdisjoint(split.computes_with):
+    if split.front_takes or not inner.pads.keys().isdisjoint(split.computes_with):
         return "a map of padded batches" if inner.pads else "a map of batches"
     # The back takes tensors of the batch, then results of the front. These have no rows, as the front takes no tensor
     # of the batch.

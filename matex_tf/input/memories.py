@@ -1,7 +1,7 @@
-"""The memory of a pipeline's `cache()` if the work before it is deferred: a rank keeps the results of its own rows.
+"""The memory of a `cache` if the work before it is deferred: a rank keeps the results of its own rows.
 
-The pipeline then caches *tickets*, numbered stand-ins from which a rank makes its rows (`splitting`). A `Memory` keeps
-these rows by the number of their ticket, so that a rank need not make them again in later passes over the data.
+The pipeline caches tickets, which have numbers. A `Memory` keeps the rows that a rank made from a ticket by its number,
+so that the rank need not make them again in later passes over the data.
 """
 
 from __future__ import annotations

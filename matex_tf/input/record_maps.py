@@ -1,6 +1,5 @@
-"""Maps of records in the functions that read files: `record_functions` takes them out, `records` applies them later.
+"""Maps of records in the functions that read files: `record_functions` takes them out, and the work applies them.
 
-The functions then give tickets in place of records, and a map runs on the rank that reads the record of a ticket.
 Example: of `names.interleave(lambda name: TFRecordDataset(name).map(parse))`, the map of `parse`.
 """
 

@@ -1,6 +1,6 @@
-"""Datasets of records as tickets: file number, offset and length of each record, without its data.
+"""Stages that read records of files, as tickets: file number, offset and length of each record, without its data.
 
-These datasets are `TFRecordDataset`, `TextLineDataset`, `FixedLengthRecordDataset`, and `interleave` and `flat_map`
+These stages are `TFRecordDataset`, `TextLineDataset`, `FixedLengthRecordDataset`, and `interleave` and `flat_map`
 with functions that make such a dataset from a file name. First all ranks list the names of the files and index the
 files (`record_index`). Then in the function, an op that lists a file's tickets replaces the op that reads the file
 (`record_functions`). So TensorFlow's own ops order the tickets as they order records.
@@ -22,7 +22,7 @@ from matex_tf.runtime import objects
 from matex_tf.world import launcher_processes, placement, world
 
 _READERS = ("TFRecordDatasetV2", "TextLineDatasetV2", "FixedLengthRecordDatasetV2")
-_STEPS = ("FlatMapDataset", "InterleaveDataset", "ParallelInterleaveDataset")
+_STAGES = ("FlatMapDataset", "InterleaveDataset", "ParallelInterleaveDataset")
 _SOURCES = ("TensorSliceDataset", "TensorDataset", "RangeDataset")
 _NAMES_PER_BATCH = 1 << 16
 """The number of file names that are listed at a time."""
@@ -67,8 +67,8 @@ def make_tickets(dataset: Any) -> Records | str:
 
 def _make_tickets(dataset: Any) -> Records | str:
     """The records of a dataset, or the reason why they cannot be tickets. Collective."""
-    step = _find_step(dataset)
-    kinds = record_functions.read_kinds(graph_ops.iterate_nodes(step._map_func.function.graph))
+    stage = _find_stage(dataset)
+    kinds = record_functions.read_kinds(graph_ops.iterate_nodes(stage._map_func.function.graph))
     if len(kinds) != 1:
         return "it reads files of several formats" if kinds else ""
     [kind] = kinds
@@ -76,8 +76,8 @@ def _make_tickets(dataset: Any) -> Records | str:
     maps: tuple[Map, ...] = ()
     names: list[bytes] = []
     try:
-        function, maps = record_functions.Rewriter(step._map_func.function, gives_names=False, cpus=cpus).make()
-        names = _list_names(step, cpus)
+        function, maps = record_functions.Rewriter(stage._map_func.function, gives_names=False, cpus=cpus).make()
+        names = _list_names(stage, cpus)
     except CannotBeIndexed as error:
         reason = str(error)
     except Exception as error:  # perhaps on this rank alone: the others wait in the next collective
@@ -85,11 +85,11 @@ def _make_tickets(dataset: Any) -> Records | str:
     reason = record_index.index_files(names, kind, reason)  # the reason of any rank; with one, nothing is indexed
     if reason:
         return reason
-    read = _make_reader(maps, step.element_spec) if maps else record_files.read_records
+    read = _make_reader(maps, stage.element_spec) if maps else record_files.read_records
     # A function that reads variables, tables or whole files may give other names later.
-    graphs = [step_function.graph for step_function in pipelines.list_functions(step)]
+    graphs = [stage_function.graph for stage_function in pipelines.list_functions(stage)]
     names_may_vary = any(node.op in pipelines.READS for graph in graphs for node in graph_ops.iterate_nodes(graph))
-    return Records(_make_dataset(step, function, cpus), read, () if names_may_vary else tuple(names), kind)
+    return Records(_make_dataset(stage, function, cpus), read, () if names_may_vary else tuple(names), kind)
 
 
 def _make_reader(maps: Sequence[Map], spec: Any) -> Callable[[Any], Any]:
@@ -104,8 +104,8 @@ def _make_reader(maps: Sequence[Map], spec: Any) -> Callable[[Any], Any]:
     return read
 
 
-def _find_step(dataset: Any) -> Any:
-    """The step that makes a dataset of each file name, and orders the elements of these datasets."""
+def _find_stage(dataset: Any) -> Any:
+    """The stage that makes a dataset of each file name, and orders the elements of these datasets."""
     from tensorflow.python.data.ops import dataset_ops
 
     if not hasattr(dataset._variant_tensor, "numpy"):
@@ -115,7 +115,7 @@ def _find_step(dataset: Any) -> Any:
     kind = pipelines.name_kind(dataset)
     if kind in _READERS:
         return dataset._impl
-    if kind in _STEPS:
+    if kind in _STAGES:
         return dataset
     raise CannotBeIndexed("")
 
@@ -141,43 +141,43 @@ def _build(function: Callable[..., Any], spec: Any, source: Any) -> Callable[...
     return tickets.take_tensors(source, lambda tensors: dataset_ops._VariantDataset(function(*tensors), spec))
 
 
-def _make_dataset(step: Any, function: Callable[..., Any], cpus: int) -> Any:
-    """The step over `function`, with the elements of its datasets in the order of the script alone."""
+def _make_dataset(stage: Any, function: Callable[..., Any], cpus: int) -> Any:
+    """The stage over `function`, with the elements of its datasets in the order of the script alone."""
     from tensorflow.python.data.ops import readers
 
-    source = step._input_dataset
+    source = stage._input_dataset
     make_dataset = _build(function, tf.TensorSpec([3], tf.int64), source)
-    kind = pipelines.name_kind(step)
+    kind = pipelines.name_kind(stage)
     if kind == "FlatMapDataset":
         return source.flat_map(make_dataset)
-    if isinstance(step, readers.ParallelInterleaveDataset):
+    if isinstance(stage, readers.ParallelInterleaveDataset):
         return readers.ParallelInterleaveDataset(
-            source, make_dataset, step._cycle_length, step._block_length, False, step._buffer_output_elements,
-            step._prefetch_input_elements,
+            source, make_dataset, stage._cycle_length, stage._block_length, False, stage._buffer_output_elements,
+            stage._prefetch_input_elements,
         )  # fmt: skip
-    parallel_calls, script_cycle_length = getattr(step, "_num_parallel_calls", None), int(step._cycle_length)
+    parallel_calls, script_cycle_length = getattr(stage, "_num_parallel_calls", None), int(stage._cycle_length)
     cycle_length = record_functions.choose_cycle_length(
         script_cycle_length, None if parallel_calls is None else int(parallel_calls), cpus
     )
     if parallel_calls is None:
-        return source.interleave(make_dataset, cycle_length, step._block_length)
+        return source.interleave(make_dataset, cycle_length, stage._block_length)
     if cycle_length != script_cycle_length:
         parallel_calls = record_functions.AUTOTUNE  # because the script's number may exceed the chosen cycle length
     return source.interleave(
-        make_dataset, cycle_length, step._block_length, num_parallel_calls=parallel_calls, deterministic=True
+        make_dataset, cycle_length, stage._block_length, num_parallel_calls=parallel_calls, deterministic=True
     )
 
 
-def _list_names(step: Any, cpus: int) -> list[bytes]:
-    """The names of all files that a step may read, each once, in an order that is the same on all ranks.
+def _list_names(stage: Any, cpus: int) -> list[bytes]:
+    """The names of all files that a stage may read, each once, in an order that is the same on all ranks.
 
     The state of the script's own datasets is not touched: their shuffles are left out.
     """
-    function = step._map_func.function
+    function = stage._map_func.function
     _check_function(function)
     # The rewritten function gives the name of a file where the script's function gives the records of the file.
     make_names, _ = record_functions.Rewriter(function, gives_names=True, cpus=cpus).make()
-    source = _find_source(step._input_dataset)
+    source = _find_source(stage._input_dataset)
     name_batches = source.flat_map(_build(make_names, tf.TensorSpec([], tf.string), source)).batch(_NAMES_PER_BATCH)
     # By `reduce`, which needs no iterator: the library's hook of iterators would run collectives.
     all_names = name_batches.reduce(
@@ -189,7 +189,7 @@ def _list_names(step: Any, cpus: int) -> list[bytes]:
 def _find_source(dataset: Any) -> Any:
     """A dataset with all elements of `dataset`, and possibly more, in any order."""
     kind = pipelines.name_kind(dataset)
-    if kind in tickets.ORDER or kind == "CacheDataset":  # without these steps the names are the same, or more
+    if kind in tickets.ORDER or kind == "CacheDataset":  # without these stages the names are the same, or more
         return _find_source(dataset._input_dataset)
     if kind in _SOURCES:
         return dataset
@@ -202,8 +202,8 @@ def _find_source(dataset: Any) -> Any:
     raise CannotBeIndexed(f"its names of files come from a {kind}")
 
 
-def _call(step: Any, wrapped: Any) -> Callable[..., Any]:
-    """The function of a step, for another step of its kind."""
+def _call(stage: Any, wrapped: Any) -> Callable[..., Any]:
+    """The function of a stage, for another stage of its kind."""
     function = wrapped.function
     _check_function(function)
 
@@ -212,7 +212,7 @@ def _call(step: Any, wrapped: Any) -> Callable[..., Any]:
         results = results if isinstance(results, (list, tuple)) else [results]
         return tickets.pack(wrapped.output_structure, results)
 
-    return tickets.take_tensors(step._input_dataset, call)
+    return tickets.take_tensors(stage._input_dataset, call)
 
 
 def _check_function(function: Any) -> None:

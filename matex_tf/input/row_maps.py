@@ -1,9 +1,8 @@
 """`dataset.batch(...).map(function)`: a rank computes such a map for its slice of a batch, if the map allows it.
 
-A slice is the rows of a batch that a rank trains on. The map allows it if it treats rows independently. Example:
-`lambda x, y: (x / 255, y)` can be computed for a slice; `lambda x: x - tf.reduce_mean(x)` needs the batch. The
-placements of the ops (`rewrite.placement`) show which is the case: a result with placement `BATCH` is sharded as the
-batch is, a `WHOLE` one is equal on all ranks.
+The map allows it if it treats rows independently: `lambda x, y: (x / 255, y)` can be computed for a slice,
+`lambda x: x - tf.reduce_mean(x)` needs the batch. The placements of the ops show which is the case: a result with
+placement `BATCH` is sharded as the batch is, a `WHOLE` one is equal on all ranks.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class RowMap(NamedTuple):
         if not counts or not _may_use_slice(self.program):
             return keep_apart(compute_slice())
         # The program has one number of rows for all inputs: the slice's. If components of the batch have different
-        # lengths, `input.slices` gives every rank all rows of each, and a rank runs the script's function.
+        # lengths, an element has all rows of each, and a rank runs the script's function.
         have_slice = tf.reduce_all(tf.equal(tf.stack(counts), batch_slice.count))
         return keep_apart(tf.nest.flatten(tf.cond(have_slice, compute_slice, compute_whole)))
 

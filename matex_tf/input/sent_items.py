@@ -1,7 +1,7 @@
-"""Sends an item of a Keras `PyDataset`, a batch: the rank that has made it sends each rank the rows to train.
+"""The rows of an item that one rank has made, its *maker*.
 
-The ranks make items in turn (`turns`); the maker of an item is the rank that has made it. For a step that divides the
-item, the maker sends each rank its slice. Otherwise, for instance for eager code, it sends all rows to all ranks.
+For a step that divides the item, the maker sends each rank its slice. Otherwise, for instance for eager code, it sends
+all rows to all ranks.
 """
 
 from __future__ import annotations
@@ -12,18 +12,16 @@ from typing import Any
 
 from matex_tf.lazy import tf
 from matex_tf.runtime import objects
-from matex_tf.sharding import slice_bounds
 from matex_tf.steps import batches
 from matex_tf.world import membership, world
 
 NEXT, _ROWS = "the next item of a PyDataset", "the rows of an item of a PyDataset"
 
 
-class SentItem:
-    """An item that one rank has made; the others receive their rows when they need them. See `batches.Batch`.
+class SentItem(batches.Batch):
+    """An item that one rank has made; the others receive their rows when they need them.
 
-    source: the `turns.Source` of the item. While it `is_open`, it collects times in order to choose between turns and
-        all items on every rank.
+    source: the `turns.Source` of the item, which gets the times of exchanges for its choice.
     number: the number of the item.
     maker: the rank that has made the item.
     tensors: the flat tensors of the item on that rank; None on the others.
@@ -40,19 +38,18 @@ class SentItem:
         row_counts = {shape[0] for shape, is_rows in zip(shapes or (), source.are_rows) if is_rows}
         self.total, self.is_even = max(row_counts, default=0), len(row_counts) < 2
 
-    def take_slice(self, ratios: Any = None) -> list[Any]:
-        # ratios: of the numbers of rows of ranks. None: equal slices for the first `trainers` ranks; others only serve.
-        def select(arrays: list[Any], rank: int, trainers: int) -> list[Any]:
-            start, stop, _ = slice_bounds.find_slice_bounds(self.total, rank, trainers if ratios is None else ratios)
-            return [array[start:stop] if is_rows else array for array, is_rows in zip(arrays, self.source.are_rows)]
+    def make_rows(self, ratios: Any) -> list[Any]:
+        def select(arrays: list[Any], rank: int) -> list[Any]:
+            rows = batches.find_slice(self.total, ratios, rank)
+            return batches.slice_rows(arrays, self.source.are_rows, rows.first, rows.count)
 
         def scatter(arrays: list[Any] | None) -> list[Any]:
-            me = world.get_world()
-            arrays_of_ranks = None if arrays is None else [select(arrays, rank, me.trainers) for rank in range(me.size)]
+            arrays_of_ranks = (
+                None if arrays is None else [select(arrays, rank) for rank in range(world.get_world().size)]
+            )
             return list(world.get_communicator("control").scatter(arrays_of_ranks, root=self._maker))
 
-        rows = membership.attempt_collectives(_ROWS, lambda: self._exchange(scatter))
-        return [*rows, *batches.make_numbers(batches.find_bounds(self.total, ratios), self.total)]
+        return membership.attempt_collectives(_ROWS, lambda: self._exchange(scatter))
 
     def take_whole(self) -> list[Any]:
         def broadcast(arrays: list[Any] | None) -> list[Any]:
@@ -73,8 +70,8 @@ class SentItem:
         with objects.start_exchange(_ROWS, f"sending from {self._maker}"):
             began = time.perf_counter()
             arrays = send(None if self._tensors is None else [tensor.numpy() for tensor in self._tensors])
-            if self.source.is_open:
-                self.source.exchange_seconds.append(time.perf_counter() - began)
+            seconds = self.source.choice.seconds
+            seconds[True] = min(seconds[True], time.perf_counter() - began)
         return [tf.constant(array, dtype) for array, (dtype, _) in zip(arrays, self.source.specs)]
 
     def _replace_lost_maker(self) -> None:

@@ -1,36 +1,56 @@
-"""Iterators that give a step a rank's slice of each batch, and eager code whole batches.
+"""Finds whether ranks can share the batches of a dataset (`find_source`), and makes iterators of shared batches.
 
-Beneath such an iterator runs an iterator of slices. It makes the next slices ahead: on 2 ranks, rank 0 works on rows
-0-15 of a batch of 32, and rank 1 on rows 16-31. Each of its elements, a `Batch`, also carries the batch's ticket, a
-stand-in for the batch from which a rank can make any rows (`deferred`).
-
-A step may need other rows than were made: after a rank is lost, after a change of slice ratios, or for the whole batch.
-They are made again from the ticket. So no rank asks another one for rows.
+An iterator of slices makes the next slices ahead: on 2 ranks, rank 0 works on rows 0-15 of a batch of 32, and rank 1 on
+rows 16-31. A step may need other rows than were made: after a rank is lost, after a change of slice ratios, or for the
+whole batch. They are made again from the ticket. So no rank asks another one for rows.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from matex_tf import ops, settings, tags
-from matex_tf.input import advice, changing_state, filled_caches, iteration, pipelines, records, splitting, tickets
-from matex_tf.input.deferred import Deferred
-from matex_tf.input.slices import Batch, SharedBatches
+from matex_tf.input import advice, changing_state, filled_caches, pipelines, records, splitting, tickets
+from matex_tf.input.deferred import Batches
+from matex_tf.input.ticket_batches import TicketBatch, TicketBatches
+from matex_tf.input.whole_iterators import WholeIterators
 from matex_tf.lazy import tf
 from matex_tf.own_functions import trace_own
 from matex_tf.rewrite.sharing import Slice
 from matex_tf.rewrite.sources import find_components
-from matex_tf.runtime import objects
 from matex_tf.sharding import slice_bounds
 from matex_tf.steps import batches
 from matex_tf.world import world
 
 _BATCHES_AHEAD = 2
 """The number of batches that are worked on concurrently; as many more may wait."""
+
+
+class RowsAhead:
+    """Which rows of each batch the iterators of a source make ahead: this rank's slices, or whole batches.
+
+    numbers: the argument `dealt` of `deal_rows`: 1 for slices, 0 for whole batches; this rank; the ratio of each rank.
+    variable: these numbers, as running iterators read them.
+    """
+
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+        self.variable = tf.Variable([], False, dtype=tf.int64, shape=[None], name="matex_tf_shares")
+        self.change(is_sliced=True)
+
+    def change(self, is_sliced: bool, ratios: Any = None) -> None:
+        me = world.get_world()
+        self.set_numbers([int(is_sliced), me.rank, *(ratios or [1] * me.trainers + [0] * me.servers)])
+
+    def set_numbers(self, numbers: list[int]) -> None:
+        if numbers != self.numbers:
+            self.numbers = numbers
+            self.variable.assign(np.array(numbers, np.int64))
 
 
 class Source:
@@ -40,66 +60,64 @@ class Source:
     batches: the tickets of its batches, and the work on them.
     batch_specs: the dtypes and shapes of a whole batch's flat tensors.
     is_compared: the ranks have compared a batch.
-    specs: the dtypes and shapes of the flat tensors of an element of the dataset of slices (see `Batch`).
-    are_rows, pads: see `Deferred`.
+    rows_ahead: which rows this rank makes ahead.
+    specs: the dtypes and shapes of the flat tensors of a `batches.Element`, of which the dataset of slices consists.
+    are_rows, pads: see `Batches`.
 
     _elements_come_again: no iteration changes what other iterations see, so an element that is read ahead and unused is
         not lost.
     _slices: the dataset of this rank's slices.
-    _deal: which rows this rank works on (see `_make_deal`). _deal_variable: the same, read by running iterators.
     """
 
-    def __init__(self, dataset: Any, deferred: Deferred):
+    def __init__(self, dataset: Any, deferred: Batches):
         self.dataset, self.spec, self.batches = dataset, dataset.element_spec, deferred
         self.batch_specs = tickets.flatten_specs(self.spec)
+        self.are_rows, self.pads = deferred.are_rows, deferred.pads
         self.is_compared = False
-        steps = slice_bounds.list_pipeline(dataset)
-        self._elements_come_again = not any(map(pipelines.has_outside_state, steps))
+        stages = slice_bounds.list_pipeline(dataset)
+        self._elements_come_again = not any(map(pipelines.has_outside_state, stages))
         # Maps of the tickets run in parallel, which reads ahead, only if elements come again.
         parallel_options = {"num_parallel_calls": _BATCHES_AHEAD, "deterministic": True}
         self._map_options: dict[str, Any] = parallel_options if self._elements_come_again else {}
-        self._options = dataset.options().merge(_make_options(steps))
+        self._options = dataset.options().merge(_make_options(stages))
         self._ticket_size = len(tickets.flatten_specs(deferred.tickets.element_spec))
-        self._deal = self._make_deal(None)
-        self._deal_variable = tf.Variable(self._deal, False, dtype=tf.int64, shape=[None], name="matex_tf_shares")
+        self.rows_ahead, self._whole_iterators = RowsAhead(), WholeIterators(self)
         self._slices = self._make_slices()
         self.specs = tickets.flatten_specs(self._slices.element_spec)
-        self.are_rows, self.pads = deferred.are_rows, deferred.pads
         shapes = [(dtype, None if shape.rank is None else tuple(shape.as_list())) for dtype, shape in self.specs]
         pads = [(index, repr(value)) for index, value in deferred.pads.items()]
         self.signature = tuple(shapes), tuple(deferred.are_rows), tuple(pads)
 
-    def _make_deal(self, ratios: Any) -> list[int]:
-        """The argument `dealt` of `deal_rows`: 1 for slices, this rank, and the ratio of each rank.
-
-        ratios: see `batches.find_bounds`; None: equal slices.
-        """
-        me = world.get_world()
-        return [1, me.rank, *(ratios or [1] * me.trainers + [0] * me.servers)]
-
-    def take(self, ticket: Sequence[Any], first: Any, count: Any, total: Any) -> list[Any]:
-        """In a graph: the flat tensors with rows `first` to `first + count` of the batch of a ticket."""
-        total = tf.maximum(total, count)  # the first component of an uneven batch may not be the longest (`deal_rows`)
-        batch_slice = Slice(first, count, total, contributes=tf.constant(True), keeps=tf.constant(False))
+    def take(self, ticket: Sequence[Any], batch_slice: Slice) -> list[Any]:
+        """In a graph: the flat tensors with the rows of a slice of the batch of a ticket."""
+        batch_slice = batch_slice._replace(contributes=tf.constant(True), keeps=tf.constant(False))
         rows = self.batches.compute(list(ticket), batch_slice)
         for tensor, (_, shape) in zip(rows, tickets.open_rows(self.batch_specs, self.batches.are_rows)):
             tensor.set_shape(shape)
         return rows
 
     def _make_slices(self) -> Any:
-        """The dataset of this rank's slices, with the elements that `Batch` takes."""
+        """The dataset of this rank's slices, with a `batches.Element` for each batch."""
 
         def work(ticket: tickets.Tensors) -> Any:
-            counts = self.batches.count_rows(ticket)
-            first, count, total, has_rows = ops.deal_rows(tf.stack(counts), self._deal_variable)
+            dealt = ops.deal_rows(tf.stack(self.batches.count_rows(ticket)), self.rows_ahead.variable)
+            # If components of the ticket have different lengths, all rows are dealt: `count` is the number of the
+            # longest component, `total` of the first. A map may then drop or change either component.
+            is_whole = tf.equal(dealt.first, 0) & (dealt.count >= dealt.total)
+            total = tf.maximum(dealt.total, dealt.count)
+            rows = self.take(ticket, Slice(dealt.first, dealt.count, total, contributes=True))
+            counts = tf.stack([tf.shape(tensor, tf.int64)[0] for tensor in itertools.compress(rows, self.are_rows)])
+            longest = tf.reduce_max(counts)
+            count, total = (tf.where(is_whole, longest, number) for number in (dealt.count, total))
+            is_even = tf.reduce_all(tf.equal(counts, longest))
             digest = tf.bitcast(tickets.digest_ticket(ticket, self.batches.windows), tf.int64)
-            return first, count, total, has_rows, digest, *self.take(ticket, first, count, total), *ticket
+            return dealt.first, count, total, is_even, digest, *rows, *ticket
 
         slices = tickets.map_dataset(self.batches.tickets, work, **self._map_options)
-        ahead_count = _BATCHES_AHEAD if self._elements_come_again else iteration.count_ahead(self.dataset)
+        ahead_count = _BATCHES_AHEAD if self._elements_come_again else pipelines.count_ahead(self.dataset)
         slices = slices.prefetch(ahead_count) if ahead_count else slices
         if not any(map(pipelines.may_vary, slice_bounds.list_pipeline(self.dataset))):
-            slices = slices.take(0).concatenate(slices)  # an unused iterator costs little: `_make_whole_batches`
+            slices = slices.take(0).concatenate(slices)  # an unused iterator costs little: `whole_iterators`
         return slices.with_options(self._options)
 
     def iterate(self, make_iterator: Any) -> Any:
@@ -109,8 +127,8 @@ class Source:
         """
         for dataset in self.batches.files:
             records.make_tickets(dataset)  # of files that have changed since the last iteration
-        shared = SharedBatches(self, make_iterator(self._slices))
-        iterator = make_iterator(self._make_whole_batches(shared))
+        shared = TicketBatches(self, make_iterator(self._slices))
+        iterator = make_iterator(self._whole_iterators.make_dataset(shared.iterator))
         # By these notes a step finds the iterator of slices: when it takes a batch before a call, and in its graph.
         batches.note_shared_batches(iterator, shared)
         handle = shared.iterator._iterator_resource
@@ -127,7 +145,7 @@ class Source:
 
         def work(ticket: tickets.Tensors) -> Any:
             total = tf.reduce_max(tf.stack(self.batches.count_rows(ticket)))
-            tensors = self.take(ticket, tf.zeros_like(total), total, total)
+            tensors = self.take(ticket, Slice(tf.zeros_like(total), total, total, contributes=True))
             tensors = [tf.ensure_shape(tensor, shape) for tensor, (_, shape) in zip(tensors, self.batch_specs)]
             return tickets.pack(self.spec, tensors)
 
@@ -137,117 +155,48 @@ class Source:
             batches.note_dealt(dataset._variant_tensor, batches.Dealt(self, self._slices._variant_tensor))
             return dataset
 
-    def _make_whole_batches(self, shared: SharedBatches) -> Any:
-        """The dataset of whole batches, from the remaining elements of an iterator of slices.
-
-        Keras makes two of its iterators for each epoch, and uses few. An iterator costs milliseconds, because
-        TensorFlow prepares the functions of maps for it. But an iterator of `empty.concatenate(dataset)` prepares the
-        functions of `dataset` only when its first element is taken.
-        """
-        from tensorflow.python.data.ops import dataset_ops
-
-        function, (dtypes, shapes) = self._whole_function, zip(*self.batch_specs)
-        specs = {"output_types": dtypes, "output_shapes": shapes}
-        variant = tf.raw_ops.MapDataset(
-            input_dataset=self._numbers._variant_tensor,
-            other_arguments=[shared.iterator._iterator_resource, *function.captured_inputs],
-            f=function,
-            preserve_cardinality=False,
-            **specs,
-        )
-        empty = tf.raw_ops.TakeDataset(input_dataset=variant, count=tf.constant(0, tf.int64), **specs)
-        variant = tf.raw_ops.ConcatenateDataset(input_dataset=empty, another_dataset=variant, **specs)
-        return dataset_ops._VariantDataset(variant, self.spec)
-
-    @functools.cached_property
-    def _numbers(self) -> Any:
-        """An endless dataset, with the options of the datasets of whole batches."""
-        options = tf.data.Options()  # no reading ahead, which would take batches away from steps
-        options.autotune.enabled = options.experimental_optimization.apply_default_optimizations = False
-        with tf.init_scope():
-            return tf.data.Dataset.range(np.iinfo(np.int64).max).with_options(options)
-
-    @functools.cached_property
-    def _whole_function(self) -> Any:
-        """A ConcreteFunction of a number, unused, and the handle of an iterator of slices: its next batch, whole."""
-
-        def take_whole(number: Any, handle: Any) -> list[Any]:
-            element = tickets.take_next(handle, self.specs)
-            whole_batch = tf.py_function(self._make_whole, element, [dtype for dtype, _ in self.batch_specs])
-            whole_batch = whole_batch if isinstance(whole_batch, list) else [whole_batch]
-            for tensor, (_, shape) in zip(whole_batch, self.batch_specs):
-                tensor.set_shape(shape)
-            return whole_batch
-
-        with tf.init_scope():
-            specs = tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.resource)
-            return trace_own(take_whole, *specs)
-
-    def _make_whole(self, *element: Any) -> list[Any]:
-        """A whole batch from an element of the iterator, in eager code: so `_whole_function` is fast to create."""
-        self.work_whole()
-        return self.open(element).take_whole()
-
-    def open(self, element: Sequence[Any]) -> Batch:
-        return Batch(self, element)
-
-    def pad_alike(self, rows: list[Any]) -> list[Any]:
-        """This rank's rows after padding to the longest row of all ranks. Collective if components are padded."""
-        pads = self.batches.pads
-        if not pads:
-            return rows
-        # By rank and padded component: the sizes of a row.
-        sizes_by_rank = objects.allgather(
-            [rows[index].shape.as_list()[1:] for index in pads], "the lengths of padded rows"
-        )
-        padded = list(rows)
-        for (index, pad_value), sizes_of_ranks in zip(pads.items(), zip(*sizes_by_rank)):
-            own_sizes = rows[index].shape.as_list()[1:]
-            missing_sizes = [max(sizes) - own_size for sizes, own_size in zip(zip(*sizes_of_ranks), own_sizes)]
-            paddings = [[0, 0], *([0, count] for count in missing_sizes)]
-            padded[index] = tf.pad(rows[index], paddings, constant_values=pad_value)
-        return padded
+    def open(self, tensors: Sequence[Any]) -> TicketBatch:
+        return TicketBatch(self, tensors)
 
     @functools.cached_property
     def _take_function(self) -> Any:
         """`take` as a ConcreteFunction: its calls are no steps."""
         ticket = [tf.TensorSpec(shape, dtype) for dtype, shape in self.specs[-self._ticket_size :]]
-        signature = [ticket, *[tf.TensorSpec([], tf.int64)] * 3]
-        return trace_own(self.take, input_signature=signature)
+        numbers = [tf.TensorSpec([], tf.int64)] * 3
+
+        def take(ticket: Any, first: Any, count: Any, total: Any) -> list[Any]:
+            return self.take(ticket, Slice(first, count, total, contributes=True))
+
+        return trace_own(take, input_signature=[ticket, *numbers])
 
     def prepare(self) -> None:
         """Trace the function that makes rows again, so that no measurement includes the tracing."""
         _ = self._take_function
 
-    def make_again(self, ticket: Sequence[Any], first: int, count: int, total: int) -> list[Any]:
+    def make_again(self, ticket: Sequence[Any], batch_slice: Slice) -> list[Any]:
         """`take` in eager code."""
-        numbers = (tf.constant(number, tf.int64) for number in (first, count, total))
+        numbers = (tf.constant(number, tf.int64) for number in batch_slice[:3])
         return list(self._take_function(list(ticket), *numbers))
 
     def work_whole(self) -> None:
         """Make whole batches ahead from now on."""
-        self._set_deal([0, *self._make_deal(None)[1:]])  # 0: whole batches
+        self.rows_ahead.change(is_sliced=False)
 
     def work_on(self, ratios: Any) -> None:
-        """Make this rank's slices ahead from now on. ratios: see `batches.find_bounds`."""
-        self._set_deal(self._make_deal(ratios))
-
-    def _set_deal(self, deal: list[int]) -> None:
-        if deal != self._deal:
-            self._deal = deal
-            self._deal_variable.assign(np.array(deal, np.int64))
+        """Make this rank's slices ahead from now on. ratios: see `batches.find_slice`."""
+        self.rows_ahead.change(is_sliced=True, ratios=ratios)
 
 
-def _make_options(steps: Sequence[Any]) -> Any:
-    """The options of the iterators of slices of a pipeline with these steps."""
+def _make_options(stages: Sequence[Any]) -> Any:
+    """The options of the iterators of slices of a pipeline with these stages."""
     options = tf.data.Options()
     # TensorFlow's optimizer fails on some datasets that functions of pipelines make.
     options.experimental_optimization.map_and_batch_fusion = False
     options.experimental_optimization.inject_prefetch = options.experimental_optimization.noop_elimination = False
     # There is nothing to tune, and the tuning thread may sleep for a minute after the end.
     options.autotune.enabled = False
-    if not any(map(pipelines.list_stateful, steps)):
-        # The iterator can be saved, as in the script alone: `_deal_variable`, which it reads, is no state of it.
+    if not any(map(pipelines.list_stateful, stages)):
+        # The iterator can be saved, as in the script alone: `RowsAhead.variable`, which it reads, is no state of it.
         options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
     return options
 
@@ -277,10 +226,10 @@ def _make_source(dataset: Any) -> Source | None:
         obstacle = ": with enable_debug_mode() its functions are Python"
     elif conflict := changing_state.tell_conflict(dataset):
         obstacle = f": it has {conflict}"
-    elif composites := advice.explain_composites(dataset.element_spec):  # before `find_deferred`, which indexes files
+    elif composites := advice.explain_composites(dataset.element_spec):  # before `find_batches`, which indexes files
         obstacle = f", because of {advice.explain_causes(dataset, composites)}"
     else:
-        deferred = splitting.find_deferred(dataset, are_batches=True)
+        deferred = splitting.find_batches(dataset)
         causes_text = advice.explain_causes(dataset, deferred.causes)
         are_rows = find_components([shape for _, shape in tickets.flatten_specs(dataset.element_spec)])
         if not deferred.is_work or not any(are_rows) or are_rows != deferred.are_rows:

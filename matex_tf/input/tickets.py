@@ -1,9 +1,7 @@
-"""Tickets: cheap stand-ins for the elements of a `tf.data` pipeline, until a rank computes the elements.
+"""Stages and hashes of tickets, and the conversion between elements and flat tensors.
 
-A ticket is an element of the pipeline's source, such as a file name, or the result of the last op that must run in
-order, such as a generator or a stateful map. `ORDER` has the steps that only order elements (`shuffle`, `repeat`,
-`take`, ...): they order tickets as well, with the script's seeds. The other functions help the modules that build
-tickets: they convert between elements and flat tensors, zip datasets, examine caches, and hash tensors.
+`ORDER` has the stages that only order elements (`shuffle`, `repeat`, `take`, ...): they order tickets as well, with the
+script's seeds.
 """
 
 from __future__ import annotations
@@ -63,65 +61,67 @@ def note_generator(shuffled: Any, generator: Any) -> None:
 
 
 def list_generators(dataset: Any) -> list[Any]:
-    """The resources of the seed generators that `note_generator` has recorded for the steps of a pipeline."""
-    generators = (tags.get_tag(step._variant_tensor, _GENERATOR) for step in list_pipeline(dataset))
+    """The resources of the seed generators that `note_generator` has recorded for the stages of a pipeline."""
+    generators = (tags.get_tag(stage._variant_tensor, _GENERATOR) for stage in list_pipeline(dataset))
     return [generator.handle for generator in generators if generator is not None]
 
 
-def _shuffle(step: Any, tickets: Any) -> Any:
+def _shuffle(stage: Any, tickets: Any) -> Any:
     """The same `shuffle` over tickets: with the seeds of the script's `shuffle`, the order is the script's."""
     from tensorflow.python.data.ops import dataset_ops
     from tensorflow.python.ops import gen_dataset_ops
 
-    generator = tags.get_tag(step._variant_tensor, _GENERATOR)
+    generator = tags.get_tag(stage._variant_tensor, _GENERATOR)
     variant = tf.raw_ops.ShuffleDatasetV3(
         input_dataset=tickets._variant_tensor,
-        buffer_size=step._buffer_size,
-        seed=step._seed,
-        seed2=step._seed2,
+        buffer_size=stage._buffer_size,
+        seed=stage._seed,
+        seed2=stage._seed2,
         # The dummy is what TensorFlow's own `shuffle` takes.
         seed_generator=gen_dataset_ops.dummy_seed_generator() if generator is None else generator.handle,
-        reshuffle_each_iteration=step._reshuffle_each_iteration is not False,
+        reshuffle_each_iteration=stage._reshuffle_each_iteration is not False,
         **tickets._flat_structure,
     )
     return dataset_ops._VariantDataset(variant, tickets.element_spec)
 
 
-def _repeat(step: Any, tickets: Any) -> Any:
+def _repeat(stage: Any, tickets: Any) -> Any:
     """The same `repeat` over tickets, merged with a `shuffle` only if the script's is.
 
-    TensorFlow merges `repeat` with a `shuffle` right before it. The merged step draws other seeds from the second
-    iteration on. In the script a step may stand between the two, such as a map, which the dataset of tickets lacks.
+    TensorFlow merges `repeat` with a `shuffle` right before it. The merged stage draws other seeds from the second
+    iteration on. In the script a stage may stand between the two, such as a map, which the dataset of tickets lacks.
     Then an empty `with_options` keeps them apart.
     """
-    is_merged = pipelines.name_kind(step._input_dataset) == "ShuffleDataset"
-    return (tickets if is_merged else tickets.with_options(tf.data.Options())).repeat(step._count)
+    is_merged = pipelines.name_kind(stage._input_dataset) == "ShuffleDataset"
+    return (tickets if is_merged else tickets.with_options(tf.data.Options())).repeat(stage._count)
 
 
 ORDER: dict[str, Callable[[Any, Any], Any]] = {
     "RepeatDataset": _repeat,
-    "TakeDataset": lambda step, tickets: tickets.take(step._count),
-    "SkipDataset": lambda step, tickets: tickets.skip(step._count),
-    "ShardDataset": lambda step, tickets: tickets.shard(step._num_shards, step._index),
+    "TakeDataset": lambda stage, tickets: tickets.take(stage._count),
+    "SkipDataset": lambda stage, tickets: tickets.skip(stage._count),
+    "ShardDataset": lambda stage, tickets: tickets.shard(stage._num_shards, stage._index),
     "ShuffleDataset": _shuffle,
-    "PrefetchDataset": lambda step, tickets: tickets,
-    "OptionsDataset": lambda step, tickets: tickets,
-    "AssertCardinalityDataset": lambda step, tickets: tickets.apply(
-        tf.data.experimental.assert_cardinality(step._expected_cardinality)
+    "PrefetchDataset": lambda stage, tickets: tickets,
+    "OptionsDataset": lambda stage, tickets: tickets,
+    "AssertCardinalityDataset": lambda stage, tickets: tickets.apply(
+        tf.data.experimental.assert_cardinality(stage._expected_cardinality)
     ),
 }
-"""For each step that only orders elements: the same step over tickets."""
+"""For each stage that only orders elements: the same stage over tickets."""
 
 
-def zip_tickets(datasets: Sequence[Any]) -> tuple[Any, Callable[[Tensors], list[Tensors]]]:
-    """The zipped dataset of datasets of tickets, and a function that splits the flat tensors of a zipped ticket."""
+def zip_tickets(datasets: Sequence[Any]) -> tuple[Any, Callable[[Tensors], list[Tensors]], list[list[int]]]:
+    """The zipped dataset of datasets of tickets; a function that splits the flat tensors of a zipped ticket; and the
+    indices of each dataset's tensors in a zipped ticket: for tickets of 2 and 1 tensors [[0, 1], [2]].
+    """
     sizes = [len(flatten_specs(dataset.element_spec)) for dataset in datasets]
     ends = list(itertools.accumulate(sizes))
 
     def split(ticket: Tensors) -> list[Tensors]:
         return [ticket[end - size : end] for size, end in zip(sizes, ends)]
 
-    return tf.data.Dataset.zip(tuple(datasets)), split
+    return tf.data.Dataset.zip(tuple(datasets)), split, split(list(range(sum(sizes))))
 
 
 def join(lists: Iterable[Iterable[Any]]) -> list[Any]:
@@ -159,7 +159,7 @@ def digest_ticket(ticket: Tensors, windows: Mapping[int, Any]) -> Any:
     """In a graph: a hash of the flat tensors of a ticket, 8 bytes, uint8. Ranks compare the hashes of their tickets,
     and thereby their elements.
 
-    windows: see `Deferred`. Of a window, the elements are hashed; other datasets in a ticket have no hash.
+    windows: see `Batches`. Of a window, the elements are hashed; other datasets in a ticket have no hash.
     """
     return digest_tensors([*ticket, *(_digest_elements(pack(spec, [ticket[at]])) for at, spec in windows.items())])
 

@@ -7,13 +7,13 @@ count, because functions run for the first time. The ranks also compare their ba
 
 from __future__ import annotations
 
-import math
 import time
 from typing import Any
 
 from matex_tf import ops, tags
 from matex_tf.input import advice, tickets
-from matex_tf.input.slices import Batch, SharedBatches
+from matex_tf.input.choices import Choice
+from matex_tf.input.ticket_batches import TicketBatch, TicketBatches
 from matex_tf.lazy import tf
 from matex_tf.own_functions import trace_own
 from matex_tf.rewrite.sharing import Request, Slice
@@ -26,7 +26,7 @@ _BATCHES_UNTIL_CHOICE = 4
 _PLACE, _CHOICE = "the next batch of a dataset", "choice of whole or gathered batches"
 
 
-def take_whole(shared: SharedBatches) -> Any:
+def take_whole(shared: TicketBatches) -> Any:
     """The next element of an iterator of whole batches. At the end: tf.errors.OutOfRangeError.
 
     Collective while ranks choose between the ways, and if they have chosen to gather slices.
@@ -35,7 +35,7 @@ def take_whole(shared: SharedBatches) -> Any:
     if not agreement.is_watched():  # in another thread, or for data of this rank alone: ranks are not in step
         return tickets.pack(source.spec, shared.take().take_whole())
     choice = tags.get_or_make_tag(source, _CHOICE, Choice)
-    choice.batch_count += 1
+    choice.batch_count += 1  # also if the batch fails on a rank: all ranks choose at the same batch
     with failures.fail_together(_PLACE):
         try:
             batch = shared.take()
@@ -46,31 +46,18 @@ def take_whole(shared: SharedBatches) -> Any:
     raise end  # outside of `fail_together`, because the end of the data is no failure
 
 
-def _take(batch: Batch, choice: Choice) -> list[Any]:
+def _take(batch: TicketBatch, choice: Choice) -> list[Any]:
     """The flat tensors of a batch, made in the way whose turn it is, or in the chosen way.
 
     If the components of the batch have different numbers of rows (not `is_even`), each rank makes it whole.
     """
-    if choice.is_gathered is False or not batch.is_even:
+    if choice.is_shared is False or not batch.is_even:
         batch.source.work_whole()  # from now on, the iterator makes whole batches ahead
         return batch.take_whole()
-    return _gather_rows(batch) if choice.is_gathered else _take_timed(batch, choice)
+    return _gather_rows(batch) if choice.is_shared else _take_timed(batch, choice)
 
 
-class Choice:
-    """How whole batches of a dataset are made.
-
-    is_gathered: ranks make slices and gather them; False: each rank makes whole batches; None: they have not chosen.
-    batch_count: how often a batch was taken. A batch that fails on one rank counts on all: all choose at the same one.
-    seconds: the times of the last batches that were made whole, and that were gathered.
-    """
-
-    def __init__(self) -> None:
-        self.is_gathered: bool | None = None
-        self.batch_count, self.seconds = 0, [math.inf, math.inf]
-
-
-def _take_timed(batch: Batch, choice: Choice) -> list[Any]:
+def _take_timed(batch: TicketBatch, choice: Choice) -> list[Any]:
     """Take one of the first batches; choose the way after the last of them. Collective."""
     batch.source.prepare()  # this and the next line trace functions, which is not to be timed
     _get_gather_function(batch)
@@ -82,46 +69,32 @@ def _take_timed(batch: Batch, choice: Choice) -> list[Any]:
     tensors = _gather_rows(batch) if is_gathered else batch.take_whole()
     choice.seconds[is_gathered] = time.perf_counter() - began
     if is_gathered and choice.batch_count >= _BATCHES_UNTIL_CHOICE:
-        _choose(batch, choice)
+        alone, shared = choice.choose(_PLACE)
+        chosen_way = "ranks make slices and gather them" if choice.is_shared else "every rank makes all rows"
+        times = f"a batch takes a rank {alone * 1e3:.3g} ms to make, and ranks {shared * 1e3:.3g} ms to gather"
+        advice.explain(batch.source.dataset, f"for batches in eager code {chosen_way}: {times}")
     # After different first batches each rank makes its own batches, without a choice.
     if choice.batch_count == 1 and not fingerprint.is_batch_of_all(batch.digest(), "the first batch of a dataset"):
-        choice.is_gathered = False
+        choice.is_shared = False
     return tensors
 
 
-def _choose(batch: Batch, choice: Choice) -> None:
-    """Choose the faster way by the measured times. Collective.
-
-    Gathering must save a batch's time on N ranks: `alone_seconds * (1 - 1 / N)`, since a rank still makes 1 / N of the
-    rows.
-    """
-    whole_seconds, gathered_seconds = ops.allgather(tf.constant([choice.seconds], tf.float64), _PLACE).numpy().T
-    alone_seconds, together_seconds = whole_seconds.min(), gathered_seconds.max()
-    choice.is_gathered = bool(together_seconds < alone_seconds * (1 - 1 / world.get_world().trainers))
-    chosen_way = "ranks make slices and gather them" if choice.is_gathered else "every rank makes all rows"
-    times_text = (
-        f"a batch takes a rank {alone_seconds * 1e3:.3g} ms to make, "
-        f"and ranks {together_seconds * 1e3:.3g} ms to gather"
-    )
-    advice.explain(batch.source.dataset, f"for batches in eager code {chosen_way}: {times_text}")
-
-
-def _gather_rows(batch: Batch) -> list[Any]:
+def _gather_rows(batch: TicketBatch) -> list[Any]:
     """The flat tensors with the rows of all ranks. Collective."""
     *own_tensors, first, count, total, contributes = batch.take_slice()
-    digest = tf.constant(batch.ticket_digest, tf.int64)
+    digest = tf.constant(batch.element.digest, tf.int64)
     return list(_get_gather_function(batch)(own_tensors, first, count, total, digest, contributes))
 
 
-def _get_gather_function(batch: Batch) -> Any:
+def _get_gather_function(batch: TicketBatch) -> Any:
     tag = f"gathered by {world.get_world().size}"
     return tags.get_or_make_tag(batch.source, tag, lambda: _make_gather_function(batch))
 
 
-def _make_gather_function(batch: Batch) -> Any:
+def _make_gather_function(batch: TicketBatch) -> Any:
     """A ConcreteFunction that gathers the rows of all ranks, after a comparison of the digests of their tickets."""
     source = batch.source
-    are_rows, exchanger = source.batches.are_rows, RankExchanger(_PLACE)
+    are_rows, exchanger = source.are_rows, RankExchanger(_PLACE)
 
     def gather(own_tensors: Any, first: Any, count: Any, total: Any, digest: Any, contributes: Any) -> list[Any]:
         batch_slice = Slice(first, count, total, contributes, tf.constant(world.get_world().rank == 0))

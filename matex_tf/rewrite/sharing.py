@@ -87,7 +87,7 @@ class Exchanger:
 
 
 class Slice(NamedTuple):
-    """This rank's slice of the batch, as scalar tensors of the current graph or of an outer one.
+    """A rank's slice of a batch: scalar tensors of the current graph or of an outer one, or numbers in eager code.
 
     first, count, total: the index of its first row; its number of rows, at least 1; the rows of the batch. int64.
     contributes: false if this rank has no rows. It computes a row of another rank, or of zeros, and adds 0 to sums.
@@ -98,4 +98,4 @@ class Slice(NamedTuple):
     count: Any
     total: Any
     contributes: Any
-    keeps: Any
+    keeps: Any = False

@@ -75,7 +75,7 @@ def as_shard(array: Any) -> ShardArray:
 def is_shard(x: Any) -> bool:
     """Whether `x` is an array of this rank's rows, a view of one, or a dataset from `mark_share`.
 
-    A dataset made from a shard by further steps (`map`, `prefetch`, ...) counts, too.
+    A dataset made from a shard by further stages (`map`, `prefetch`, ...) counts, too.
     """
     if isinstance(x, np.ndarray):
         return _find_shard(x) is not None

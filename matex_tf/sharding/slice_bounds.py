@@ -107,11 +107,11 @@ def count_batch_rows(batch: Any) -> Any:
 
 
 def is_batched(dataset: Any) -> bool | None:
-    """Whether the elements of a tf.data.Dataset are batches, by the nearest step that shows it. None if no step shows
-    it, for example if the elements come from a generator.
+    """Whether the elements of a tf.data.Dataset are batches, by the nearest stage that shows it. None if no stage
+    shows it, for example if the elements come from a generator.
     """
-    for step in list_pipeline(dataset):
-        name = type(step).__name__.lower()
+    for stage in list_pipeline(dataset):
+        name = type(stage).__name__.lower()
         if "unbatch" in name or "tensorslice" in name or "range" in name:
             return False
         if "batch" in name or "groupbywindow" in name:

@@ -15,8 +15,10 @@ import numpy as np
 from matex_tf import errors, tags
 from matex_tf.lazy import tf
 from matex_tf.runtime import notes, objects
-from matex_tf.sharding import apportion, fingerprint, shard_arrays, shard_batches, slice_bounds
+from matex_tf.sharding import apportion, exchange, fingerprint, shard_arrays, slice_bounds
 from matex_tf.world import world
+
+_BEFORE_EPOCH = "what is done before each iteration"  # a tag of datasets
 
 
 def are_own(inputs: Any, name: str) -> bool:
@@ -94,8 +96,14 @@ def make_dataset(inputs: Any, counts: Sequence[int], batch_size: int, shuffle: b
     counts_at_steps = (apportion.apportion_rows(counts, step * batch_size) for step in range(steps + 1))
     bounds = np.array([counts_of_ranks[rank] for counts_of_ranks in counts_at_steps], np.int64)
     ranges = tf.data.Dataset.from_tensor_slices((bounds[:-1], bounds[1:]))
-    # `before_epoch` exchanges rows of `arrays`, which `read_rows` reads; None if each rank keeps its rows.
-    read_rows, before_epoch, arrays = shard_batches.make_row_reader(_make_tuples(inputs), counts, dealt.reshuffle)
+    # A rank without rows computes one row of zeros, which adds 0 to every sum.
+    arrays = tf.nest.map_structure(
+        lambda array: np.asarray(array) if counts[rank] else np.zeros((1, *array.shape[1:]), array.dtype),
+        _make_tuples(inputs),
+    )
+    exchanged_arrays: list[np.ndarray] = []  # the exchange writes into them, so they must be writeable
+    if dealt.reshuffle is not None:
+        exchanged_arrays += (array if array.flags.writeable else array.copy() for array in tf.nest.flatten(arrays))
 
     def order_rows(_: Any) -> Any:
         rows = tf.range(counts[rank], dtype=tf.int64)
@@ -106,11 +114,41 @@ def make_dataset(inputs: Any, counts: Sequence[int], batch_size: int, shuffle: b
 
     # In each epoch: the indices of this rank's rows, in one vector for each step; then these rows.
     chosen_rows = tf.data.Dataset.from_tensors(0).map(order_rows).flat_map(split_in_steps)
-    dataset = chosen_rows.map(read_rows, num_parallel_calls=tf.data.AUTOTUNE)
+    dataset = chosen_rows.map(_make_reader(arrays, exchanged_arrays), num_parallel_calls=tf.data.AUTOTUNE)
     dataset = dataset.apply(tf.data.experimental.assert_cardinality(steps)).prefetch(tf.data.AUTOTUNE)
-    tags.set_tag(dataset, shard_batches.BEFORE_EPOCH, before_epoch)
-    weakref.finalize(dataset, arrays.clear).atexit = False
+    if dealt.reshuffle is not None:
+        own_rows = [array[: counts[rank]] for array in exchanged_arrays]
+        tags.set_tag(dataset, _BEFORE_EPOCH, exchange.make_epoch_action(own_rows, dealt.reshuffle))
+        # TensorFlow keeps a function of `tf.numpy_function`, which has the list, until the process ends.
+        weakref.finalize(dataset, exchanged_arrays.clear).atexit = False
     return shard_arrays.mark_share(dataset)
+
+
+def _make_reader(arrays: Any, exchanged_arrays: list[np.ndarray]) -> Any:
+    """A function that returns the rows of `arrays`, a structure, with given indices.
+
+    exchanged_arrays: the flat arrays, if ranks exchange rows between epochs: a tensor would be a copy. Else empty.
+    """
+    if not exchanged_arrays:
+        with shard_arrays.keeps_rows.set(True):  # the tensors lose the mark of own rows, which the dataset has
+            tensors = tf.nest.map_structure(tf.convert_to_tensor, arrays)
+        return lambda indices: tf.nest.map_structure(lambda tensor: tf.gather(tensor, indices), tensors)
+    dtypes, shapes = zip(*((array.dtype, [None, *array.shape[1:]]) for array in exchanged_arrays))
+
+    def read_rows(indices: Any) -> Any:
+        rows = tf.numpy_function(lambda index: [array[index] for array in exchanged_arrays], [indices], list(dtypes))
+        for tensor, shape in zip(rows, shapes, strict=True):
+            tensor.set_shape(shape)
+        return tf.nest.pack_sequence_as(arrays, rows)
+
+    return read_rows
+
+
+def prepare_epoch(dataset: Any) -> None:
+    """Exchange rows, before `dataset` is iterated, if one of its stages reads rows that ranks exchange. Collective."""
+    for stage in slice_bounds.list_pipeline(dataset):
+        if action := tags.get_tag(stage, _BEFORE_EPOCH):
+            action()
 
 
 def _make_tuples(inputs: Any) -> Any:

@@ -73,9 +73,9 @@ def note_iterator(iterator: Any, dataset: Any) -> None:
 def note_dataset(dataset: Any) -> None:
     """Mark the handles of `dataset`, so that functions which take or capture it know its rows as this rank's own."""
     _require_batches(dataset)
-    for step in slice_bounds.list_pipeline(dataset):
-        if shard_arrays.is_shard(step) and hasattr(step._variant_tensor, "numpy"):
-            tags.set_tag(step._variant_tensor, _OWN, True)
+    for stage in slice_bounds.list_pipeline(dataset):
+        if shard_arrays.is_shard(stage) and hasattr(stage._variant_tensor, "numpy"):
+            tags.set_tag(stage._variant_tensor, _OWN, True)
 
 
 def require_shared(source: Any) -> None:

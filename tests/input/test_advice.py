@@ -114,7 +114,7 @@ PIPELINES = {
 
 def explain(dataset):
     """What `--explain` says of causes."""
-    causes = splitting.find_deferred(dataset, are_batches=True).causes
+    causes = splitting.find_batches(dataset).causes
     return advice.explain_causes(dataset, [*advice.explain_composites(dataset.element_spec), *causes])
 
 
@@ -122,7 +122,7 @@ def explain(dataset):
 def test_the_advised_pipeline_keeps_no_work(kept, records):
     has_it, advised = (make(records) for make in PIPELINES[kept])
     assert re.search(rf"{kept}.*instead: ", explain(has_it))
-    assert explain(advised) == "" and splitting.find_deferred(advised, are_batches=True).is_work
+    assert explain(advised) == "" and splitting.find_batches(advised).is_work
 
 
 def test_steps_without_work_before_them_keep_none():
@@ -130,9 +130,9 @@ def test_steps_without_work_before_them_keep_none():
     assert explain(numbers().concatenate(numbers()).shuffle(4).batch(2).prefetch(1)) == ""
 
 
-@pytest.mark.parametrize("kind", [*advice.OF_STEPS, *advice.OF_OPS], ids=lambda kind: kind[0][:30])
+@pytest.mark.parametrize("kind", [*advice.OF_STAGES, *advice.OF_OPS], ids=lambda kind: kind[0][:30])
 def test_no_advice_is_hidden_by_one_before_it(kind):
     """Each has a word that it is the first to match."""
-    table = advice.OF_STEPS if kind in advice.OF_STEPS else advice.OF_OPS
+    table = advice.OF_STAGES if kind in advice.OF_STAGES else advice.OF_OPS
     words = [one.replace("(", "").replace(")", "").replace(".*", "x") for one in kind[0].split("|")]
     assert advice.find_advice(words[0], table) == kind[1]

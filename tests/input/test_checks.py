@@ -103,7 +103,7 @@ def test_a_batch_with_a_bad_row_raises(place, check):
         next(whole)
     outcomes = []
     for rank in range(2):
-        source._set_deal([1, rank, 1, 1])
+        source.rows_ahead.set_numbers([1, rank, 1, 1])
         shares = batches.find_shared_batches(source.iterate(tf.data.Dataset.__iter__))
         shares.take()
         try:

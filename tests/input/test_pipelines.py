@@ -19,6 +19,7 @@ from matex_tf.steps import batches
 
 ROWS, BATCH, EPOCHS = 23, 5, 2
 AUTO = tf.data.AUTOTUNE
+CONSTANT = tf.constant([7, 8])
 worked: list[int] = []
 
 
@@ -181,6 +182,12 @@ PIPELINES = {
     ).map(lambda row, *dropped: (row[0] / 2, row[1])),
     "batches with their numbers": lambda at: words(at).padded_batch(BATCH).enumerate().prefetch(1),
     "batches of other lengths": lambda at: tf.data.Dataset.zip((paths(at).map(load).batch(6), paths(at).batch(4))),
+    "a constant, a draw": lambda at: (
+        tf.data.Dataset.range(ROWS)
+        .map(lambda number: (number, CONSTANT))
+        .map(lambda number, pair: (tf.cast(number + counted(number), tf.float32) + tf.random.uniform([], seed=1), pair))
+        .batch(BATCH)
+    ),
     "arrays, batch, map": lambda at: tf.data.Dataset.from_tensor_slices(np.arange(5.0)).batch(2).map(tf.math.sin),
 }
 
@@ -228,7 +235,7 @@ def test_each_rank_works_on_its_rows(name, ranks, files):
     want = make(name, files)
     sources = [shared_batches.find_source(make(name, files)) for _ in range(ranks)]
     for rank, source in enumerate(sources):
-        source._set_deal([1, rank, *[1] * ranks])
+        source.rows_ahead.set_numbers([1, rank, *[1] * ranks])
     for _ in range(2):
         iterators = [batches.find_shared_batches(source.iterate(tf.data.Dataset.__iter__)) for source in sources]
         expected = [flat(batch) for batch in want]
@@ -237,14 +244,13 @@ def test_each_rank_works_on_its_rows(name, ranks, files):
             for batch, whole in zip(taken, expected):
                 counts = [len(tensor) for tensor, is_rows in zip(whole, source.are_rows) if is_rows]
                 if not batch.is_even:  # it has no slices
-                    assert len(set(counts)) > 1 and same(flat(batch._rows), whole)
+                    assert len(set(counts)) > 1 and same(flat(batch.element.rows), whole)
                     continue
-                start, stop, has_rows = slice_bounds.find_slice_bounds(counts[0], rank, ranks)
-                bounds = batches.Bounds(int(start), int(stop - start), bool(has_rows))
-                assert batch.total == counts[0] and batch._bounds == bounds
+                start, stop, _ = slice_bounds.find_slice_bounds(counts[0], rank, ranks)
+                assert batch.element[:3] == (start, stop - start, counts[0])
                 rows = [tensor[start:stop] if is_rows else tensor for tensor, is_rows in zip(whole, source.are_rows)]
-                assert same(pad_alike(batch._rows, whole, source.batches.pads), rows)
-        digests = [[batch.ticket_digest for batch in taken] for taken in of_ranks]
+                assert same(pad_alike(batch.element.rows, whole, source.pads), rows)
+        digests = [[batch.element.digest for batch in taken] for taken in of_ranks]
         assert all(of_rank == digests[0] for of_rank in digests)
 
 
@@ -254,7 +260,7 @@ def test_components_that_a_map_drops_do_not_count(sizes, kept):
     kinds = (tf.TensorSpec([None], tf.int64),) * 2
     data = tf.data.Dataset.from_generator(lambda: iter([tuple(map(np.arange, sizes))]), output_signature=kinds)
     source = shared_batches.find_source(data.map(lambda *components: components[kept] * 2))
-    source._set_deal([1, 1, 1, 1])  # rank 1 of 2
+    source.rows_ahead.set_numbers([1, 1, 1, 1])  # rank 1 of 2
     taken = batches.find_shared_batches(source.iterate(tf.data.Dataset.__iter__)).take()
     assert taken.is_even and taken.total == len(taken.take_whole()[0]) == sizes[kept]
 
@@ -274,10 +280,10 @@ def test_a_map_gets_the_number_of_rows_of_each_component(name, sizes):
     for kept in (slice(0, 1), slice(1, 2), slice(0, 2)):
         mapped = data.map(lambda x, y, kept=kept: OF_COUNTS[name](x, y)[kept])
         source = shared_batches.find_source(mapped)
-        source._set_deal([1, 1, 1, 1])  # rank 1 of 2
+        source.rows_ahead.set_numbers([1, 1, 1, 1])  # rank 1 of 2
         batch = batches.find_shared_batches(source.iterate(tf.data.Dataset.__iter__)).take()
         assert batch.is_even == (len(set(sizes[kept])) == 1) and batch.total == max(sizes[kept])
-        assert batch._has_all_rows == (len(set(sizes)) > 1)
+        assert (batch.element.count == batch.total) == (len(set(sizes)) > 1)
         want = flat(next(iter(mapped)))
         assert same(flat(batch.take_whole()), want) and same(flat(next(iter(source.whole))), want)
 
@@ -297,7 +303,7 @@ def test_other_rows_of_a_padded_batch_have_another_digest(name):
             lambda at: tf.ones([at % 5 + 1]) * tf.cast(at, tf.float32)
         )
         source = shared_batches.find_source(DIGESTED[name](rows.padded_batch(BATCH)))
-        return batches.find_shared_batches(source.iterate(tf.data.Dataset.__iter__)).take().ticket_digest
+        return batches.find_shared_batches(source.iterate(tf.data.Dataset.__iter__)).take().element.digest
 
     assert digest(0) == digest(0) != digest(5)
 
@@ -359,7 +365,7 @@ def make_views_of_records(at):
 def test_each_row_is_worked_on_by_one_rank(make_rows, files):
     source = shared_batches.find_source(make_rows(files).batch(BATCH))
     for rank in range(2):
-        source._set_deal([1, rank, 1, 1])
+        source.rows_ahead.set_numbers([1, rank, 1, 1])
         del worked[:]
         shares = batches.find_shared_batches(source.iterate(tf.data.Dataset.__iter__))
         for _ in range(-(-ROWS // BATCH)):

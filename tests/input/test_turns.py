@@ -78,7 +78,7 @@ def test_a_pass_without_turns_ends_with_an_item_that_fails():
     adapter = py_dataset_adapter.PyDatasetAdapter(Breaks())
     source = turns.Source(adapter, "Breaks", 0.1)
     source.start_sharing(adapter.get_tf_dataset())
-    source.is_shared = source.is_open = False
+    source.choice.is_shared = False
     iterator = source.iterate(iter)
     whole_pass = batches.find_shared_batches(iterator)
     assert [int(whole_pass.take().take_whole()[0][0, 0]) for _ in range(3)] == [0, 1, 2]
@@ -135,13 +135,13 @@ def test_items_are_made_ahead_until_their_iterator_is_dropped():
 LOST = """
 import os, posix, signal, sys
 import keras, numpy as np
-from matex_tf.input import turns
+from matex_tf.input import passes
 from matex_tf.world import world
 
 mark, place, at = sys.argv[1:]
 keras.utils.set_random_seed(1)
 keras.backend.set_floatx("float64")
-turns._MEASURED_ITEMS = float("inf")
+passes._MEASURED_ITEMS = float("inf")
 exchanged = []
 
 def lose(original):
@@ -162,7 +162,7 @@ class Items(keras.utils.PyDataset):
         return rows, rows[:, :1] * 2 + 1
 
 if "mpi4py" in sys.modules:
-    turns.SentItem._exchange = lose(turns.SentItem._exchange)
+    passes.SentItem._exchange = lose(passes.SentItem._exchange)
 model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(1)])
 model.compile(keras.optimizers.Adam(0.01), "mse")
 print("LOSSES", *model.fit(Items(), epochs=3, verbose=0).history["loss"], *model.predict(Items(), verbose=0)[:, 0])

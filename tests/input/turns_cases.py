@@ -16,9 +16,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from matex_tf.input import turns
+from matex_tf.input import passes
 
-turns._MEASURED_ITEMS = float("inf")
+passes._MEASURED_ITEMS = float("inf")
 rank = sys.modules["matex_tf"].rank() if "mpi4py" in sys.modules else 0
 keras.backend.set_floatx("float64")
 ITEMS, EPOCHS = 23, 2
@@ -26,16 +26,16 @@ results = {}
 made = {}
 numbers = itertools.count()
 gathered = []
-gather = turns.objects.allgather
+gather = passes.objects.allgather
 
 
 def note_gathered(value, what, *rows, **options):
-    if what == turns.NEXT:
+    if what == passes.NEXT:
         gathered.append(value)
     return gather(value, what, *rows, **options)
 
 
-turns.objects.allgather = note_gathered
+passes.objects.allgather = note_gathered
 hidden = types.ModuleType("hidden")
 hidden.generator = np.random.default_rng(9)
 

@@ -1,8 +1,6 @@
-"""The iterator of a rank's slices of batches, `SharedBatches`, which gives each as a `Batch`.
+"""The iterator that makes a rank's slices of batches ahead, `TicketBatches`, and a batch of it, `TicketBatch`.
 
-With 2 ranks, the iterator of rank 0 makes rows 0-15 of each batch of 32 ahead (`shared_batches`). Its element also has
-the *ticket* of the batch, a stand-in from which a rank can make any rows. If a step needs other rows than were made,
-`Batch` makes them from the ticket.
+If a step needs other rows than were made, `TicketBatch` makes them from the ticket of the batch.
 """
 
 from __future__ import annotations
@@ -10,9 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from matex_tf import ops
 from matex_tf.input import tickets
 from matex_tf.lazy import tf
+from matex_tf.rewrite.sharing import Slice
+from matex_tf.runtime import objects
 from matex_tf.steps import batches
 
 _STATE = "_STATE"  # TensorFlow's key of the state of an iterator, a vector of variants
@@ -22,7 +24,7 @@ _OTHER_ITERATOR = (
 )
 
 
-class SharedBatches:
+class TicketBatches:
     """The iterator of slices beneath an iterator of whole batches. See `batches.SharedBatches`.
 
     source: the `shared_batches.Source` of the dataset.
@@ -32,9 +34,9 @@ class SharedBatches:
     def __init__(self, source: Any, iterator: Any):
         self.source, self.iterator = source, iterator
 
-    def take(self) -> Batch:
+    def take(self) -> TicketBatch:
         """The next batch. Raises tf.errors.OutOfRangeError at the end."""
-        return Batch(self.source, tickets.take_next(self.iterator._iterator_resource, self.source.specs))
+        return TicketBatch(self.source, tickets.take_next(self.iterator._iterator_resource, self.source.specs))
 
     def save(self) -> dict[str, Any]:
         """The state of the iterator and of the seed generators of its shuffles: what `_serialize_to_tensors` of the
@@ -78,61 +80,42 @@ class SharedBatches:
         return result
 
 
-class Batch:
-    """A batch of which this rank has made its slice, or all rows; it makes other rows on demand. See `batches.Batch`.
+class TicketBatch(batches.Batch):
+    """A batch of which this rank has made its slice, or all rows; it makes other rows on demand.
 
-    element: the flat tensors of an element of the iterator of slices: first, count, total, contributes (false if the
-        batch has no row for this rank) and digest (see `batches.NUMBERS`), the rows that were made, the ticket.
-    ticket_digest: a hash of the ticket.
-    is_even: all components of the batch have equally many rows. If not, this rank has made all rows. Callers then take
-        the batch whole: it has no slices.
-
-    _rows, _bounds: the rows that were made, and which they are. _has_all_rows: they are all rows of the batch.
+    element: the `batches.Element`, with numbers.
     _whole: the whole batch, once it is made.
-    _error: the error of `digest`, which `take_slice` raises.
+    _error: the error of `digest`, which `make_rows` raises.
     """
 
-    def __init__(self, source: Any, element: Sequence[Any]):
-        self.source = source
-        first, count, total, contributes, self.ticket_digest = (
-            number.numpy().item() for number in element[: batches.NUMBERS]
-        )
-        rows_end = batches.NUMBERS + len(source.batch_specs)
-        self._rows, self._ticket = list(element[batches.NUMBERS : rows_end]), list(element[rows_end:])
+    def __init__(self, source: Any, tensors: Sequence[Any]):
+        element = batches.read_element(tensors, len(source.batch_specs))
+        numbers = (number.numpy().item() for number in element[:-2])
+        self.source, self.element = source, batches.Element._make([*numbers, element.rows, element.ticket])
+        self.total, self.is_even = self.element.total, self.element.is_even
         self._whole: list[Any] | None = None
         self._error: Exception | None = None
-        row_counts = {tensor.shape.as_list()[0] for tensor, is_rows in zip(self._rows, source.are_rows) if is_rows}
-        self.is_even = len(row_counts) == 1
-        # `total` and `count` are those of the ticket, whose components may have other lengths than these rows: a map
-        # may have dropped a component. `deal_rows` then makes all rows.
-        self._has_all_rows = first == 0 and count >= total
-        self.total = max(row_counts) if self._has_all_rows else total
-        self._bounds = batches.Bounds(first, self.total if self._has_all_rows else count, contributes)
 
-    def take_slice(self, ratios: Any = None) -> list[Any]:
-        """This rank's rows and their numbers, see `batches.Batch`. Collective if the script pads the batch: then
-        `pad_alike` pads rows to the longest row of all ranks.
-
-        ratios: each rank's share of a batch; None: equal shares. The iterator makes slices of these ratios from now on.
-        """
+    def make_rows(self, ratios: Any) -> list[Any]:
+        """See `batches.Batch`. The iterator makes slices of these ratios from now on."""
         if self._error is not None:
             raise self._error
         self.source.work_on(ratios)
-        bounds = batches.find_bounds(self.total, ratios)
-        rows = self._rows if bounds == self._bounds else self._make(bounds)
-        return [*self.source.pad_alike(rows), *batches.make_numbers(bounds, self.total)]
+        return batches.pad_alike(self._make(batches.find_slice(self.total, ratios)), self.source.pads, _find_longest)
 
-    def _make(self, bounds: batches.Bounds) -> list[Any]:
-        """The flat tensors with other rows than were made."""
-        if self._has_all_rows:
-            return batches.slice_rows(self._rows, self.source.are_rows, bounds)
-        return self.source.make_again(self._ticket, bounds.first, bounds.number, self.total)
+    def _make(self, batch_slice: Slice) -> list[Any]:
+        """The flat tensors with any rows: prepared ones, or made from the ticket."""
+        element = self.element
+        if batch_slice[:2] == element[:2]:  # first and count
+            return list(element.rows)
+        if element.has_prepared(batch_slice):
+            first = batch_slice.first - element.first
+            return batches.slice_rows(element.rows, self.source.are_rows, first, batch_slice.count)
+        return self.source.make_again(element.ticket, batch_slice)
 
     def take_whole(self) -> list[Any]:
-        if self._has_all_rows:
-            return self._rows
         if self._whole is None:
-            self._whole = self._make(batches.Bounds(0, self.total, True))
+            self._whole = self._make(Slice(0, self.total, self.total, contributes=True))
         return self._whole
 
     def digest(self) -> tuple[int, int] | None:
@@ -142,14 +125,19 @@ class Batch:
         give each rank other rows for the same ticket. Of later batches the ticket is hashed, which costs nothing and
         shows another order of the data.
 
-        Of a batch that cannot be made the result is None. The error waits for `take_slice`: a rank that raises it here
+        Of a batch that cannot be made the result is None. The error waits for `make_rows`: a rank that raises it here
         would be missing in the comparison, which is collective.
         """
         if self.source.is_compared:
-            return self.total, self.ticket_digest
+            return self.total, self.element.digest
         self.source.is_compared = True
         try:
             return self.total, batches.digest_tensors(self.take_whole())
         except tf.errors.OpError as error:
             self._error = error
             return None
+
+
+def _find_longest(sizes: Any) -> Any:
+    """The largest of all ranks for each of these sizes of padded rows. Collective."""
+    return np.max(objects.allgather(sizes.numpy().tolist(), "the lengths of padded rows"), 0)
