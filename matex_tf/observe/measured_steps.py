@@ -102,7 +102,9 @@ class Measured:
         dataset = tags.get_tag(handle, _DATASET)
         # The first function goes on in this pass; the second takes from the iterator of a later pass.
         self._data = Data(
-            dataset, lambda: plan.take_batch(handle), lambda iterator: plan.take_batch(iterator._iterator_resource)
+            dataset,
+            lambda: plan.inputs.take_batch(handle),
+            lambda iterator: plan.inputs.take_batch(iterator._iterator_resource),
         )
 
     def note_batch_of_loop(self, iterator: Any, is_over: bool) -> None:

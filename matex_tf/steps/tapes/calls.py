@@ -17,11 +17,10 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from matex_tf import settings
 from matex_tf.lazy import tf
 from matex_tf.rewrite.graph_ops import has_sequence, iterate_nodes
-from matex_tf.runtime import notes, script_frames
-from matex_tf.steps import capture, events, own_data, whole_code
+from matex_tf.runtime import script_frames
+from matex_tf.steps import capture, own_data, whole_code
 from matex_tf.steps.arguments import Arguments, attach_tensors, list_attached
 from matex_tf.steps.tapes import first_calls, still_models
 from matex_tf.steps.tapes.call_plan import CallPlan, pack_tensors
@@ -156,20 +155,15 @@ class _Call:
         tensors: the values of the trace's inputs.
         are_followed: for each input, whether its gradients may be requested.
         """
-        arguments, call_name = self.arguments, f"the call of '{self.name}'"
+        arguments = self.arguments
         tensor_arguments = [argument for argument in arguments.list_tensors() if argument.shape.rank]
         row_ids = {id(argument) for argument in tensor_arguments if argument.shape.as_list()[0] == arguments.rows}
         have_rows = [id(tensor) in row_ids for tensor in tensors]
-        # The number of rows is in the place, so that errors show numbers that differ.
-        place = f"{call_name} with {arguments.rows} rows"
-        plan = CallPlan(trace.graph, have_rows, are_followed, place, self.links_results)
-        if plan.why_whole:
-            kind.refuse(plan.why_whole)
-            return plan
-        whole_code.note_shared(self.name)
-        events.unmeasured(call_name)
-        if settings.get_settings().explain:
-            notes.print_note(f"in eager code {call_name} is sharded: each rank computes its slice of every batch")
+        call_name = f"the call of '{self.name}'"
+        plan = CallPlan(trace.graph, have_rows, are_followed, call_name, arguments.rows, self.links_results)
+        kind.refuse(plan.why_whole)
+        if not plan.why_whole:
+            whole_code.note_shared(self.name)
         return plan
 
 
