@@ -18,7 +18,7 @@ from matex_tf.steps import agreement, events, failures, pieces, report
 from matex_tf.steps.batches import Batch
 from matex_tf.steps.copies import StepCopies
 from matex_tf.steps.inputs import StepInputs
-from matex_tf.steps.plan import DEFERRED, NO_BATCH, StepPlan
+from matex_tf.steps.plan import NO_BATCH, StepPlan
 from matex_tf.steps.weak_scaling import note_training_call
 from matex_tf.steps.whole_code import list_trained
 
@@ -49,26 +49,21 @@ class FunctionPlan(StepPlan):
 
     def __init__(self, traced: Any, are_rows: Sequence[bool], arguments: Sequence[Any], place: str, rows: int = 0):
         """Plan the calls of `traced`. Collective (`decide`). The other parameters: see `StepInputs`."""
-        super().__init__(place)
+        super().__init__(traced.graph, place)
         self.traced, self.trained = traced, list_trained(traced)
         self.copies = StepCopies(self)
         self.inputs = StepInputs(traced, are_rows, arguments, rows, place, self.batches)
         self.has_own_rows = any(self.inputs.are_own)
         self.decide()
 
-    def find_obstacle(self) -> str:
-        if getattr(self.traced.graph, "deferred_external_captures", None):
-            return DEFERRED
-        return "" if self.inputs.have_batch else NO_BATCH
+    def list_divided(self) -> list[Any]:
+        return [tensor for tensor, is_divided in zip(self.inputs.graph.inputs, self.inputs.divided) if is_divided]
 
     def read_graph(self) -> Program:
         return self.copies.read_graph(self.inputs.divided)
 
     def make_copy(self) -> None:
         self.copies.find()
-
-    def compare(self) -> str:
-        return self.compare_trace(self.traced.graph, self.inputs.graph.inputs, self.inputs.divided)
 
     def leave_whole(self, why: str) -> None:
         if self.trained and agreement.is_watched():  # ranks that train alike must begin with equal weights

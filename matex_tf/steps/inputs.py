@@ -79,11 +79,6 @@ class StepInputs:
         source = sources.find_source(self.graph)
         return None if source is None or self.are_own[_find_handle(self.graph, source)] else source
 
-    @property
-    def have_batch(self) -> bool:
-        """Whether the step takes a batch that ranks can divide, in any of the three ways."""
-        return any(self.divided) or sources.are_in(self.traced.graph)
-
     def place(self, divided: Sequence[bool], pieces: Mapping[int, Placement]) -> list[Placement]:
         """The placement of each input of the graph. `WHOLE`: no rows, no iterator or dataset, no variable in pieces.
 

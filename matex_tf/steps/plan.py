@@ -11,10 +11,10 @@ makes its copies. What ranks decide, in which order, is in `StepPlan.decide` alo
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
 from typing import Any
 
 from matex_tf import errors
+from matex_tf.rewrite import sources
 from matex_tf.rewrite.own_batches import OwnRowsError
 from matex_tf.rewrite.programs import Program
 from matex_tf.runtime import excepthook
@@ -31,6 +31,7 @@ class StepPlan(abc.ABC):
     """How the calls of one step are computed.
 
     place: names the step in messages.
+    graph: the script's graph of the step.
     ranks: the number of ranks when the plan was made.
     batches: compares the batches of calls between ranks.
     has_own_rows: each rank gives the step its own rows. Then no copy is an error.
@@ -44,9 +45,9 @@ class StepPlan(abc.ABC):
     has_own_rows = False
     lone_reasons: tuple[str, ...] = (NO_BATCH, NO_WORK)
 
-    def __init__(self, place: str, batch_name: str = ""):
+    def __init__(self, graph: Any, place: str, batch_name: str = ""):
         """batch_name: names the batch in messages."""
-        self.place, self.ranks = place, world.get_world().size
+        self.graph, self.place, self.ranks = graph, place, world.get_world().size
         self.batches = BatchWatch(batch_name or f"a batch of {place}")
         self.program: Program | None = None
         self.why_whole = ""
@@ -79,9 +80,15 @@ class StepPlan(abc.ABC):
             return f"its graph cannot be read ({type(error).__name__}: {error})"
         return "" if self.has_own_rows or report.has_shared_work(self.program) else NO_WORK
 
-    @abc.abstractmethod
     def find_obstacle(self) -> str:
         """The reason, known before the graph is read, why ranks cannot share the calls; empty if there is none."""
+        if getattr(self.graph, "deferred_external_captures", None):
+            return DEFERRED
+        return "" if self.list_divided() or sources.are_in(self.graph) else NO_BATCH
+
+    @abc.abstractmethod
+    def list_divided(self) -> list[Any]:
+        """The inputs of the graph with the rows that ranks divide; none if ops of the graph take the batch."""
 
     @abc.abstractmethod
     def read_graph(self) -> Program:
@@ -91,17 +98,13 @@ class StepPlan(abc.ABC):
     def make_copy(self) -> None:
         """Make the copy for the current number of ranks."""
 
-    @abc.abstractmethod
     def compare(self) -> str:
         """Let ranks compare their graphs, and `why_whole`. Returns the common `why_whole`. Collective."""
+        rows = next((tensor.shape.as_list()[0] for tensor in self.list_divided()), None)  # None: any number
+        return agreement.agree_on_trace(self.graph, self.why_whole, self.place, rows or 0)
 
     def leave_whole(self, why: str) -> None:  # noqa: B027
         """Called in place of the following methods if the reason is one of `lone_reasons`; `why` explains it."""
-
-    def compare_trace(self, graph: Any, inputs: Sequence[Any], divided: Sequence[bool]) -> str:
-        """`compare` for a trace. `inputs` of the step, and which of them are `divided`: they have the batch's rows."""
-        rows = agreement.count_rows(inputs, divided)
-        return agreement.agree_on_trace(graph, self.why_whole, self.place, rows)
 
     def explain(self) -> None:
         """Tell the user how the calls are computed."""

@@ -116,8 +116,8 @@ class SessionPlan(StepPlan):
 
         Raises UnsupportedError on every rank if each rank has its own rows and they cannot be combined.
         """
-        super().__init__(PLACE, f"the arrays fed to {PLACE}")
-        self.graph, self.operations, self.tensors = graph, list(operations), list(tensors)
+        super().__init__(graph, PLACE, f"the arrays fed to {PLACE}")
+        self.operations, self.tensors = list(operations), list(tensors)
         self.has_own_rows, self.lone_reasons = are_own, () if are_own else (NO_BATCH, NO_WORK)
         self.turns: list[int] = []
         self.starts: dict[str, Any] = {}
@@ -144,7 +144,7 @@ class SessionPlan(StepPlan):
             self.operations += added_operations
 
     def find_obstacle(self) -> str:
-        if not self.sliced_count:
+        if not self.list_divided():
             return NO_BATCH
         if self.has_collectives:
             return "it has collectives of its own"
@@ -152,6 +152,9 @@ class SessionPlan(StepPlan):
         if loop is not None:
             return f"rows go through a loop of tf.compat.v1 (op '{loop.name}')"
         return ""
+
+    def list_divided(self) -> list[Any]:
+        return self.part.inputs[: self.sliced_count]
 
     def read_graph(self) -> Program:
         return self._read(self.sliced_count)

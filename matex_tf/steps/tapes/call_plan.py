@@ -29,7 +29,7 @@ from matex_tf.runtime import notes
 from matex_tf.steps import events, failures, gradients, slices
 from matex_tf.steps.batches import WholeBatch
 from matex_tf.steps.exchanger import RankExchanger
-from matex_tf.steps.plan import DEFERRED, NO_BATCH, StepPlan
+from matex_tf.steps.plan import StepPlan
 
 SECOND_ORDER = "a tape records the computation of its gradients, or a jacobian computes them"
 """Gradients that the backward step cannot give: it records nothing, and runs in eager code only."""
@@ -61,7 +61,7 @@ class CallPlan(StepPlan):
     `call` runs the forward step, and records the call on the tapes. The backward step runs when a tape asks for
     gradients.
 
-    graph: the trace, a FuncGraph. `followed`: the inputs of it for which gradients may be requested.
+    followed: the inputs of the graph for which gradients may be requested.
     call_name: names the call in messages to the user.
     links_results: the script's own call would record on the tape how its results are computed from one another. A
         model's call does, a call of a `tf.function` does not: it is one op for the tape without ranks, too.
@@ -85,16 +85,14 @@ class CallPlan(StepPlan):
         are_followed: for each input, whether its gradients may be requested.
         rows: the number of rows of a call; it is in the place, so that errors show numbers that differ.
         """
-        super().__init__(f"{call_name} with {rows} rows")
-        self.graph, self.call_name, self.links_results = graph, call_name, links_results
+        super().__init__(graph, f"{call_name} with {rows} rows")
+        self.call_name, self.links_results = call_name, links_results
         self.are_rows = [has_rows and bool(tensor.shape.rank) for has_rows, tensor in zip(are_rows, graph.inputs)]
         self.followed = [tensor for tensor, is_followed in zip(graph.inputs, are_followed) if is_followed]
         self.decide()
 
-    def find_obstacle(self) -> str:
-        if getattr(self.graph, "deferred_external_captures", None):
-            return DEFERRED
-        return "" if any(self.are_rows) else NO_BATCH
+    def list_divided(self) -> list[Any]:
+        return [tensor for tensor, has_rows in zip(self.graph.inputs, self.are_rows) if has_rows]
 
     def read_graph(self) -> Program:
         self._backward = _trace_backward(self.graph, self.followed)
@@ -107,9 +105,6 @@ class CallPlan(StepPlan):
         assert self.program is not None
         self._build_forward(self.program)
         self._build_backward(self.program, self._backward)
-
-    def compare(self) -> str:
-        return self.compare_trace(self.graph, self.graph.inputs, self.are_rows)
 
     def explain(self) -> None:
         if self.why_whole:  # `whole_code` tells the reason with the step to which the call belongs
