@@ -261,4 +261,4 @@ class Trial:
         if way.in_pieces not in self._holdings:
             self._holdings[way.in_pieces] = pieces.StepPieces(plan.traced.graph, takes_whole=True)
         self.way = way
-        plan.copies.use(self.kinds[way.is_overlapped], self._holdings[way.in_pieces])
+        plan.copies.kind, plan.copies.pieces = self.kinds[way.is_overlapped], self._holdings[way.in_pieces]

@@ -71,11 +71,11 @@ class LocalSteps:
         if not is_local:
             self._average_all(plan.place)
         if is_local and plan not in self._plans:
-            plan.copies.use(CopyKind(own_rows.OwnCopy, own_rows.OwnExchanger))
+            plan.copies.kind = CopyKind(own_rows.OwnCopy, own_rows.OwnExchanger)
             self._plans.add(plan)
             _report_averaging()
         elif not is_local and plan in self._plans:  # such as a step of `fit` that the script calls in its own loop, too
-            plan.copies.use(CopyKind())
+            plan.copies.kind = CopyKind()
             self._plans.remove(plan)
         if is_local:
             self._may_differ = True

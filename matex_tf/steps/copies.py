@@ -44,8 +44,8 @@ class CopyKind(NamedTuple):
 class StepCopies:
     """The copies of the step of one plan.
 
-    kind: the kind of the copies that calls run.
-    pieces: the optimizer's variables that the copies take in pieces.
+    kind: the kind of the copies that calls run; extras change it.
+    pieces: the optimizer's variables that the copies take in pieces; trials of steps change them.
     made: the copies made so far, by the number of ranks, `kind`, `pieces`, and the inputs that they slice.
     """
 
@@ -53,10 +53,6 @@ class StepCopies:
         self._plan, self.kind = plan, CopyKind()
         self.pieces = StepPieces(plan.traced.graph)
         self.made: dict[tuple[Any, ...], Any] = {}
-
-    def use(self, kind: CopyKind, step_pieces: StepPieces | None = None) -> None:
-        """Run copies of this kind from now on. step_pieces: the form of variables in pieces; None: unchanged."""
-        self.kind, self.pieces = kind, step_pieces or self.pieces
 
     def read_graph(self, divided: Sequence[bool]) -> Program:
         """Find the placements. Collective if an op takes a variable whole that ranks hold in pieces.
@@ -123,13 +119,14 @@ class StepCopies:
         argument_count, batch_start = inputs.argument_count, inputs.argument_count + len(captured)
         parameters = [*inputs.graph.inputs[:argument_count], *inputs.graph.inputs[batch_start:]]
         are_rows = [*divided[:argument_count], *divided[batch_start:]]
-        specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in parameters]
         is_batch_sliced = inputs.source is not None and any(divided)
-        if is_batch_sliced:  # a slice has fewer rows than the batch that the trace shows
-            specs = [
-                tf.TensorSpec([None, *spec.shape[1:]], spec.dtype) if has_rows else spec
-                for spec, has_rows in zip(specs, are_rows)
-            ]
+
+        def make_spec(tensor: Any, has_rows: bool) -> Any:  # a slice has fewer rows than the batch that the trace shows
+            shape = [None, *tensor.shape[1:]] if has_rows and is_batch_sliced else tensor.shape
+            return tf.TensorSpec(shape, tensor.dtype)
+
+        specs = list(map(make_spec, parameters, are_rows))
+        if is_batch_sliced:
             specs += [tf.TensorSpec([], dtype) for dtype in (tf.int64, tf.int64, tf.int64, tf.bool)]
         make_any_slice = slices.make_slice if any(divided) else plan.batches.make_slice
         make_slice = functools.partial(make_any_slice, slice_ratios=inputs.ratios)

@@ -3,9 +3,6 @@
 Their hooks call `call_function`. It finds the plan of the call, and makes one if there is none. Then all ranks compute
 the call by the plan, or every rank computes it whole. A function may have several plans: one for each trace, for
 example for batches of 64 rows and for the last batch of 16 rows.
-
-An argument is a *source* if it is an iterator or a dataset, from which the function takes batches. It is *own* if its
-rows are on this rank only (`own_data`). The `source` of a plan is the op that takes the batch.
 """
 
 from __future__ import annotations
@@ -82,9 +79,8 @@ class _Plans:
                 why = own_data.explain_obstacle(place, NOT_TRACED)
                 raise errors.UnsupportedError(f"{why}. Its error: {type(error).__name__}: {error}") from error
             raise
-        ids_with_rows = {id(leaf) for leaf, has_rows in zip(arguments.leaves, arguments.have_rows) if has_rows}
         inputs = _unpack_inputs(traced, arguments)
-        are_rows = [id(tensor) in ids_with_rows for tensor in inputs]
+        are_rows = arguments.find_rows(inputs)
         # Equal traces need different plans if other inputs have the rows, or batches come from other iterators.
         key = id(traced.graph), *are_rows, *map(own_data.is_own, inputs), *map(find_batch_key, inputs)
         if key not in self.by_trace:

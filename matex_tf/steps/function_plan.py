@@ -1,13 +1,13 @@
 """The plan of a traced function, and its calls: the steps of Keras, of a script's loop, and of loops in a tf.function.
 
-`function_calls` makes the plan. The parts of the plan: `inputs` (where the batch comes from), the decision
-(`plan.StepPlan`), `copies`. Each call runs a copy on this rank's slice of the batch: with 2 ranks and 5 rows, rank 0
-computes rows 0-2, rank 1 rows 3-4.
+Each call runs a copy on this rank's slice of the batch: with 2 ranks and 5 rows, rank 0 computes rows 0-2, rank 1 rows
+3-4.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -57,7 +57,7 @@ class FunctionPlan(StepPlan):
         self.decide()
 
     def list_divided(self) -> list[Any]:
-        return [tensor for tensor, is_divided in zip(self.inputs.graph.inputs, self.inputs.divided) if is_divided]
+        return list(itertools.compress(self.inputs.graph.inputs, self.inputs.divided))
 
     def read_graph(self) -> Program:
         return self.copies.read_graph(self.inputs.divided)

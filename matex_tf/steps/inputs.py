@@ -9,6 +9,7 @@ The batch comes in one of three ways:
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -118,7 +119,7 @@ class StepInputs:
 
     def get_batch(self, arguments: Sequence[Any]) -> WholeBatch | None:
         """The batch among the arguments of a call; None if ops of the copy take it."""
-        tensors = [tensor for tensor, is_divided in zip(arguments, self.divided) if is_divided]
+        tensors = list(itertools.compress(arguments, self.divided))
         return WholeBatch(tensors, [True] * len(tensors)) if tensors else None
 
     def list_arguments(self, arguments: Sequence[Any]) -> list[Any]:

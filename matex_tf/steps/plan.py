@@ -1,11 +1,7 @@
-"""The plan of a step: whether ranks share its calls, and the one way from the graph of a step to its calls.
+"""The plan of a step: whether ranks share its calls.
 
-The *graph* of a step is TensorFlow's trace of a function, or the ops of a session's run. The *copy* is what the plan
-makes from the graph: it computes this rank's rows, and has collectives to join rows or sums of all ranks. A step
-without a copy is computed whole: every rank runs the script's own code, on the complete batch.
-
-There are three kinds of steps, each with a subclass of `StepPlan`. The subclass says how the kind reads its graph, and
-makes its copies. What ranks decide, in which order, is in `StepPlan.decide` alone.
+Each of the three kinds of steps has a subclass of `StepPlan`, which says how the kind reads its graph, and makes its
+copies. What ranks decide, in which order, is in `StepPlan.decide` alone.
 """
 
 from __future__ import annotations

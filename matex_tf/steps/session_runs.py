@@ -193,14 +193,11 @@ class SessionPlan(StepPlan):
     def leave_whole(self, why: str) -> None:  # a script may make such a run on some ranks only
         if self.trained:
             report.say_whole(PLACE, why, is_usual=False)
-        # Shared runs draw these numbers in copies, so this run must continue their sequences in a copy, too.
-        if any(map(session_graphs.is_counted, self.part.copied)) and not any(map(has_no_seed, self.part.copied)):
-            self._copy_whole()
-
-    def _copy_whole(self) -> None:
-        """Take the fetches of a copy for all rows, which draws random numbers as the copies of shared runs do."""
-        if self.part.find_loop() is not None or self.has_collectives:
-            return  # as in runs of more rows with such ops, the script's own ops draw
+        # Random numbers that shared runs draw in copies: this run must continue their sequences in a copy for all rows.
+        copied = self.part.copied
+        draws = any(map(session_graphs.is_counted, copied)) and not any(map(has_no_seed, copied))
+        if not draws or self.part.find_loop() is not None or self.has_collectives:
+            return  # with such ops, the script's own ops draw in runs of more rows, too
         try:
             self.operations, self.tensors = self._build(self._read(0), 0)
         except Exception as error:  # an error in any op: the script's own fetches remain

@@ -13,6 +13,7 @@ would be None, while the script's own call gives numbers. So a plan notes which 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -61,7 +62,8 @@ class CallPlan(StepPlan):
     `call` runs the forward step, and records the call on the tapes. The backward step runs when a tape asks for
     gradients.
 
-    followed: the inputs of the graph for which gradients may be requested.
+    are_followed: for each input, whether gradients may be requested for it.
+    rows: the number of rows of a call.
     call_name: names the call in messages to the user.
     links_results: the script's own call would record on the tape how its results are computed from one another. A
         model's call does, a call of a `tf.function` does not: it is one op for the tape without ranks, too.
@@ -82,20 +84,19 @@ class CallPlan(StepPlan):
     ):  # fmt: skip
         """Plan the calls. Collective: all ranks make the same plan.
 
-        are_followed: for each input, whether its gradients may be requested.
-        rows: the number of rows of a call; it is in the place, so that errors show numbers that differ.
+        The number of rows is in the place, so that errors show numbers that differ.
         """
         super().__init__(graph, f"{call_name} with {rows} rows")
-        self.call_name, self.links_results = call_name, links_results
+        self.call_name, self.rows, self.links_results = call_name, rows, links_results
         self.are_rows = [has_rows and bool(tensor.shape.rank) for has_rows, tensor in zip(are_rows, graph.inputs)]
-        self.followed = [tensor for tensor, is_followed in zip(graph.inputs, are_followed) if is_followed]
+        self.are_followed = list(are_followed)
         self.decide()
 
     def list_divided(self) -> list[Any]:
-        return [tensor for tensor, has_rows in zip(self.graph.inputs, self.are_rows) if has_rows]
+        return list(itertools.compress(self.graph.inputs, self.are_rows))
 
     def read_graph(self) -> Program:
-        self._backward = _trace_backward(self.graph, self.followed)
+        self._backward = _trace_backward(self.graph, list(itertools.compress(self.graph.inputs, self.are_followed)))
         self.output_count = len(self.graph.outputs)
         outputs = [*self.graph.outputs, *self._backward.residuals]
         part = Subgraph(self.graph, self.graph.inputs, outputs, self.graph.control_outputs)
@@ -174,16 +175,12 @@ class CallPlan(StepPlan):
         specs = _list_specs([*backward.part.inputs[:gradient_count], *self.forward.outputs[self.output_count :]])
         self.backward = trace_copy(backward_step, [tf.TensorSpec([], tf.int64), *specs])
 
-    def call(self, inputs: Sequence[Any], rows: int, followed: Sequence[Any]) -> list[Any]:
-        """The outputs of the graph for these inputs, recorded on the tapes. Collective.
-
-        rows: the number of rows of the batch.
-        followed: the tensors of `inputs` whose gradients may be requested.
-        """
+    def call(self, inputs: Sequence[Any]) -> list[Any]:
+        """The outputs of the graph for these inputs, recorded on the tapes. Collective."""
         from tensorflow.python.eager import record
 
         # The forward step now. The tapes do not record its ops, but the call as one op (`record_operation`).
-        batch = [tensor for tensor, has_rows in zip(inputs, self.are_rows) if has_rows]
+        batch, followed = (list(itertools.compress(inputs, flags)) for flags in (self.are_rows, self.are_followed))
         variables = self.graph.variables
         with (
             record.stop_recording(),
@@ -206,10 +203,10 @@ class CallPlan(StepPlan):
                 for output, gradient in zip(differentiable, upstream_gradients)
             ]
             with failures.fail_together(self.place, variables):
-                computed = self.backward(tf.constant(rows, tf.int64), *gradients_of_outputs, *residuals)
+                computed = self.backward(tf.constant(self.rows, tf.int64), *gradients_of_outputs, *residuals)
             return list(pack_tensors(self._backward.structure, computed))
 
-        record.record_operation("SharedCall", differentiable, list(followed), compute_gradients)
+        record.record_operation("SharedCall", differentiable, followed, compute_gradients)
         # Tag each result from which other results are computed, for `find_computed`.
         for result, positions in zip(differentiable, self.computed_from):
             if positions:
