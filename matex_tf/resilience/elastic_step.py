@@ -24,7 +24,7 @@ _UNDO = "how a call of the step is undone"
 def attempt_steps() -> None:
     """Make each call of a step an attempt, if the run is elastic."""
     if elastic.is_on():
-        function_plan.execute_by(_attempt_step)
+        function_plan.execute = _attempt_step
         events.step_computed.add_listener(_meet_ranks)
 
 
@@ -34,7 +34,7 @@ def _meet_ranks(step: function_plan.FunctionPlan) -> None:
 
 
 def _attempt_step(step: function_plan.FunctionPlan, compute: function_plan.Compute, arguments: Sequence[Any]) -> Any:
-    """Return the result of `compute`, called in an attempt. `arguments`: iterators and datasets (`execute_by`)."""
+    """Return the result of `compute`, called in an attempt. `arguments`: iterators and datasets (`execute`)."""
     undo: Undo = tags.get_or_make_tag(step, _UNDO, lambda: Undo(step))
     iterators: list[Any] = []
     if undo.takes:

@@ -23,21 +23,13 @@ from matex_tf.steps.weak_scaling import note_training_call
 from matex_tf.steps.whole_code import list_trained
 
 Compute = Callable[[Mapping[int, Any]], Any]
-Execute = Callable[["FunctionPlan", Compute, Sequence[Any]], Any]
-"""The types of `compute` and `execute` in `execute_by`."""
-_execute: Execute = lambda plan, compute, iterators: compute({})  # noqa: E731
+execute: Callable[[Any, Compute, Sequence[Any]], Any] = lambda plan, compute, iterators: compute({})  # noqa: E731
+"""Returns the outputs of each call of a step. iterators: the iterators and datasets among the arguments.
 
-
-def execute_by(execute: Execute) -> None:
-    """Let `execute(plan, compute, iterators)` return the outputs of each call of a step. iterators: the iterators and
-    datasets among the arguments.
-
-    `execute` calls `compute`, more than once if ranks are lost meanwhile: each time it computes the outputs for the
-    same batch, with the current ranks. `compute` takes replacements of tensor arguments, by the ids of the replaced
-    tensors.
-    """
-    global _execute
-    _execute = execute
+Elastic runs set a function that calls `compute` again if ranks are lost meanwhile: each time it computes the outputs
+for the same batch, with the current ranks. `compute` takes replacements of tensor arguments, by the ids of the replaced
+tensors.
+"""
 
 
 class FunctionPlan(StepPlan):
@@ -101,7 +93,7 @@ class FunctionPlan(StepPlan):
                 return self._compute(arguments, taken_batch, is_shared, replacements)
 
         with contextlib.nullcontext() if compared_batch is not None else self.batches.compare_batches(iterators, batch):
-            outputs = _execute(self, compute, iterators)
+            outputs = execute(self, compute, iterators)
         agreement.note_step()
         if self.trained:
             note_training_call()
