@@ -48,7 +48,7 @@ GRADIENT = (
     ("matex_tf/hooks/", "functions.py", "the script, or Keras, calls a tf.function"),
     ("matex_tf/steps/", "function_calls.py", "the step plan of this call"),
     ("matex_tf/steps/", "capture.py", "capture: the graph as the script traces it"),
-    ("matex_tf/steps/", "plan.py", "plan, compare between ranks, call"),
+    ("matex_tf/steps/", "plan.py", "plan, and compare between ranks"),
     ("matex_tf/rewrite/", "propagate.py", "each tensor has a placement"),
     ("matex_tf/rewrite/", "bodies.py", "a copy, with waves of collectives where placements change"),
     ("matex_tf/steps/", "exchanger.py", "one message for all sums of a wave"),
@@ -65,7 +65,7 @@ BATCH = (
     ("matex_tf/input/", "tickets.py", "shuffle, repeat, take: the order of tickets"),
     ("matex_tf/steps/", "function_calls.py", "the step takes its next batch"),
     ("matex_tf/steps/", "batches.py", "this rank's slice of the batch"),
-    ("matex_tf/steps/", "plan.py", "the copied graph is called with the slice"),
+    ("matex_tf/steps/", "function_plan.py", "the copied graph is called with the slice"),
 )
 PACKAGES = {
     "matex_tf/hooks/": "blue",

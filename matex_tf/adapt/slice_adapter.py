@@ -27,7 +27,7 @@ from matex_tf.rewrite.graph_ops import iterate_nodes
 from matex_tf.runtime import notes, objects
 from matex_tf.sharding import slice_bounds
 from matex_tf.steps import events, slices
-from matex_tf.steps.plan import StepPlan
+from matex_tf.steps.function_plan import FunctionPlan
 from matex_tf.world import world
 
 MIN_STEPS, MIN_SECONDS, MAX_STEPS = 10, 0.25, 1000
@@ -97,38 +97,38 @@ def _find_obstacle() -> str:
     return ""
 
 
-def _find_step_obstacle(plan: StepPlan) -> str:
+def _find_step_obstacle(plan: FunctionPlan) -> str:
     """The reason why the slices of a training step stay equal; empty if they may change."""
     from tensorflow.python.framework import config
 
-    if any(plan.are_own):
+    if plan.has_own_rows:
         return "its rows are each rank's own"
     if config.is_op_determinism_enabled():
         return "the script wants deterministic ops, and the last digits would depend on how fast ranks are"
     return ""
 
 
-def _is_compiled(plan: StepPlan) -> bool:
+def _is_compiled(plan: FunctionPlan) -> bool:
     """Whether XLA compiles the step's work on its batch, separately for each number of rows."""
     nodes = iterate_nodes(plan.traced.graph)
     return any("_XlaMustCompile" in node.attr and node.attr["_XlaMustCompile"].b for node in nodes)
 
 
-def _make_adapter(plan: StepPlan) -> SliceAdapter | None:
+def _make_adapter(plan: FunctionPlan) -> SliceAdapter | None:
     if plan.trained and (obstacle := _find_step_obstacle(plan)):
         _report_equal_slices(plan.place, obstacle)
         return None
-    assert plan.ratios is not None  # the step was planned after `start_adapting`
-    return SliceAdapter(plan.ratios, is_compiled=_is_compiled(plan), trains=bool(plan.trained))
+    assert plan.inputs.ratios is not None  # the step was planned after `start_adapting`
+    return SliceAdapter(plan.inputs.ratios, is_compiled=_is_compiled(plan), trains=bool(plan.trained))
 
 
-def _begin_step(plan: StepPlan) -> None:
+def _begin_step(plan: FunctionPlan) -> None:
     adapter = tags.get_or_make_tag(plan, _ADAPTER, lambda: _make_adapter(plan))
     if adapter is not None:
         adapter.begin_step()
 
 
-def _end_step(plan: StepPlan) -> None:
+def _end_step(plan: FunctionPlan) -> None:
     adapter: SliceAdapter | None = tags.get_tag(plan, _ADAPTER)
     if adapter is not None and adapter.trains:
         adapter.end_step()

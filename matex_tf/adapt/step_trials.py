@@ -96,17 +96,19 @@ class Trial:
     """The trial of one step."""
 
     def __init__(self, plan: Any) -> None:
-        self._variables = plan.pieces.list_variables()  # the optimizer's variables in pieces (`PieceVariable`)
+        self._variables = plan.copies.pieces.list_variables()  # the optimizer's variables in pieces (`PieceVariable`)
         self.way = Way(bool(self._variables), overlap.is_usual())  # the way of the next call
         self._best = self.way  # the best of the timed ways
         self._candidate: Way | None = None  # seems faster than the best way, which is timed again
         self._seconds: dict[Way, float] = {}  # the least time of a call, by timed way
         self._reason = ""  # why the trial ends after part 1; empty if it goes on
-        self._holdings = {self.way.in_pieces: plan.pieces}  # the `pieces.StepPieces` of the variables, by `in_pieces`
+        self._holdings = {
+            self.way.in_pieces: plan.copies.pieces
+        }  # the `pieces.StepPieces` of the variables, by `in_pieces`
         trace_other_way = functools.partial(overlap.trace_as, not self.way.is_overlapped)
         self.kinds = {  # the `CopyKind` of the step's copies, by `is_overlapped`
-            self.way.is_overlapped: plan.copy_kind,
-            not self.way.is_overlapped: plan.copy_kind._replace(make_within=trace_other_way),
+            self.way.is_overlapped: plan.copies.kind,
+            not self.way.is_overlapped: plan.copies.kind._replace(make_within=trace_other_way),
         }
         update_bytes = 0 if plan.program is None else report.count_summed_bytes(plan.program) or 0
         has_choice = self._is_strategy_open() or may_overlap(self.way.in_pieces)
@@ -248,7 +250,7 @@ class Trial:
     def _make_copy(self, plan: Any, way: Way) -> Any:
         """The copy of the step for `way`, which the next calls then use."""
         self._use(plan, way)
-        return plan.find_copy()
+        return plan.copies.find()
 
     def _switch_to(self, plan: Any, way: Way) -> None:
         self._use(plan, way)
@@ -259,4 +261,4 @@ class Trial:
         if way.in_pieces not in self._holdings:
             self._holdings[way.in_pieces] = pieces.StepPieces(plan.traced.graph, takes_whole=True)
         self.way = way
-        plan.use_copy(self.kinds[way.is_overlapped], self._holdings[way.in_pieces])
+        plan.copies.kind, plan.copies.pieces = self.kinds[way.is_overlapped], self._holdings[way.in_pieces]

@@ -21,7 +21,7 @@ from matex_tf.lazy import tf
 from matex_tf.resilience import elastic
 from matex_tf.runtime import notes, objects
 from matex_tf.steps import agreement, events
-from matex_tf.steps.plan import CopyKind
+from matex_tf.steps.copies import CopyKind
 from matex_tf.steps.variables import find_birth, find_name, find_tf_variable, read_value
 from matex_tf.world import world
 
@@ -71,11 +71,11 @@ class LocalSteps:
         if not is_local:
             self._average_all(plan.place)
         if is_local and plan not in self._plans:
-            plan.use_copy(CopyKind(own_rows.OwnCopy, own_rows.OwnExchanger))
+            plan.copies.kind = CopyKind(own_rows.OwnCopy, own_rows.OwnExchanger)
             self._plans.add(plan)
             _report_averaging()
         elif not is_local and plan in self._plans:  # such as a step of `fit` that the script calls in its own loop, too
-            plan.use_copy(CopyKind())
+            plan.copies.kind = CopyKind()
             self._plans.remove(plan)
         if is_local:
             self._may_differ = True

@@ -15,7 +15,7 @@ from matex_tf.apart import additive
 from matex_tf.lazy import tf
 from matex_tf.own_functions import trace_own
 from matex_tf.steps.batches import Batch
-from matex_tf.steps.plan import StepPlan
+from matex_tf.steps.function_plan import FunctionPlan
 from matex_tf.steps.variables import find_name, find_tf_variable
 
 _TYPES = ("float32", "float64", "int32", "int64")  # dtypes of variables that the ops for shared memory can change
@@ -42,7 +42,7 @@ class SharedStep:
     why_not: str
     """The reason why ranks cannot share the step; "" if they can."""
 
-    def __init__(self, plan: StepPlan, model: Any):
+    def __init__(self, plan: FunctionPlan, model: Any):
         self.plan = plan
         self.shared, self.counters, self.parts = [], [], []
         self._function: Any = None
@@ -74,20 +74,19 @@ class SharedStep:
         self, additions: additive.Additions, sharable: Sequence[Any], metrics: Sequence[Any], private: Sequence[Any]
     ) -> str:
         """Trace the copy. Returns the reason why ranks cannot share it; "" if they can."""
-        plan, obstacle = self.plan, ""  # `step` finds the obstacle while it is traced
-        if plan.source is None or plan.argument_count != 1:
+        inputs, obstacle = self.plan.inputs, ""  # `step` finds the obstacle while it is traced
+        if inputs.source is None or inputs.argument_count != 1:
             return "it does not take its batch as the steps of Keras do"
-        program = additive.read_step(plan.graph)
+        program = additive.read_step(inputs.graph)
         # The inputs of the plan's graph are, in this order: the one argument, the captured tensors, and the batch.
-        captured = [outer for outer, _ in plan.traced.graph.captures]
-        argument, *other_inputs = plan.graph.inputs
+        captured = [outer for outer, _ in inputs.traced.graph.captures]
+        argument, *other_inputs = inputs.graph.inputs
         batch_components = other_inputs[len(captured) :]
 
         def step(iterator: Any, *batch: Any) -> list[Any]:
             nonlocal obstacle
             graph = tf.compat.v1.get_default_graph()
-            inputs = [iterator, *map(graph.capture, captured), *batch]
-            outputs = additions.copy_step(program, inputs)
+            outputs = additions.copy_step(program, [iterator, *map(graph.capture, captured), *batch])
             obstacle = additions.why_not or additive.find_obstacle(graph, sharable, metrics, private)
             self.shared = additive.list_written(graph, sharable)
             return outputs
@@ -106,7 +105,7 @@ class SharedStep:
 
     def take_batch(self, iterator: Any) -> Batch | None:
         """The next batch of an iterator; None at its end."""
-        return self.plan.take_batch(iterator._iterator_resource)
+        return self.plan.inputs.take_batch(iterator._iterator_resource)
 
     def call(self, iterator: Any, batch: Sequence[Any]) -> Any:
         """Run the copy on a batch. Returns the results in the structure in which the script's step returns them."""

@@ -99,11 +99,9 @@ class Measured:
 
     def note_batch(self, plan: Any, seconds: float, handle: Any) -> None:
         """A step has taken its batch from the iterator with this handle: note how to take more (`measure_input`)."""
-        dataset = tags.get_tag(handle, _DATASET)
+        dataset, take = tags.get_tag(handle, _DATASET), plan.inputs.take_batch
         # The first function goes on in this pass; the second takes from the iterator of a later pass.
-        self._data = Data(
-            dataset, lambda: plan.take_batch(handle), lambda iterator: plan.take_batch(iterator._iterator_resource)
-        )
+        self._data = Data(dataset, lambda: take(handle), lambda iterator: take(iterator._iterator_resource))
 
     def note_batch_of_loop(self, iterator: Any, is_over: bool) -> None:
         """A loop in eager code has taken a batch from an iterator: note how to take more."""

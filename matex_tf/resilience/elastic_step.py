@@ -15,7 +15,7 @@ from matex_tf.lazy import tf
 from matex_tf.own_functions import trace_own
 from matex_tf.resilience import elastic, replay
 from matex_tf.rewrite import graph_ops, sources
-from matex_tf.steps import batches, events, pieces, plan, whole_code
+from matex_tf.steps import batches, events, function_plan, pieces, whole_code
 from matex_tf.world import membership
 
 _UNDO = "how a call of the step is undone"
@@ -24,17 +24,17 @@ _UNDO = "how a call of the step is undone"
 def attempt_steps() -> None:
     """Make each call of a step an attempt, if the run is elastic."""
     if elastic.is_on():
-        plan.execute_by(_attempt_step)
+        function_plan.execute = _attempt_step
         events.step_computed.add_listener(_meet_ranks)
 
 
-def _meet_ranks(step: plan.StepPlan) -> None:
+def _meet_ranks(step: function_plan.FunctionPlan) -> None:
     """A last collective of each call, in which all ranks raise the error of a rank that failed after the others."""
     ops.allreduce(tf.zeros([]), "sum", f"the end of {step.place}")
 
 
-def _attempt_step(step: plan.StepPlan, compute: plan.Compute, arguments: Sequence[Any]) -> Any:
-    """Return the result of `compute`, called in an attempt. `arguments`: iterators and datasets (`plan.execute_by`)."""
+def _attempt_step(step: function_plan.FunctionPlan, compute: function_plan.Compute, arguments: Sequence[Any]) -> Any:
+    """Return the result of `compute`, called in an attempt. `arguments`: iterators and datasets (`execute`)."""
     undo: Undo = tags.get_or_make_tag(step, _UNDO, lambda: Undo(step))
     iterators: list[Any] = []
     if undo.takes:
@@ -45,7 +45,7 @@ def _attempt_step(step: plan.StepPlan, compute: plan.Compute, arguments: Sequenc
     replays = list(map(replay.find_replay, iterators))
     for replayed_iterator in replays:
         replayed_iterator.keep()
-    step.pieces.prepare()  # after this, variables in pieces are saved as pieces
+    step.copies.pieces.prepare()  # after this, variables in pieces are saved as pieces
     undo.save()
 
     def go_back() -> None:
@@ -68,9 +68,9 @@ class Undo:
     takes: whether the step takes batches inside its function, for example in a loop.
     """
 
-    def __init__(self, step: plan.StepPlan):
+    def __init__(self, step: function_plan.FunctionPlan):
         graph = step.traced.graph
-        inner_ops = [op for op in graph.get_operations() if op is not step.source]
+        inner_ops = [op for op in graph.get_operations() if op is not step.inputs.source]
         self.takes = _have_op(inner_ops, (*sources.SOURCES, "IteratorGetNextAsOptional"))
         self._place = step.place
         self._obstacle = _find_obstacle(step, inner_ops)
@@ -103,7 +103,7 @@ def _have_op(operations: Sequence[Any], types: Sequence[str]) -> bool:
     return any(graph_ops.has_op(op, types) for op in operations)
 
 
-def _find_obstacle(step: plan.StepPlan, inner_ops: Sequence[Any]) -> str:
+def _find_obstacle(step: function_plan.FunctionPlan, inner_ops: Sequence[Any]) -> str:
     """Why a call cannot be undone; "" if it can.
 
     Args:
@@ -118,12 +118,12 @@ def _find_obstacle(step: plan.StepPlan, inner_ops: Sequence[Any]) -> str:
     # The ids in the graph of handles of resources that can be restored: variables that the function refers to, ...
     restorable = {inner_handles.get(id(variable.handle)) for variable in graph.variables}
     # ... iterators that are arguments, which are replayed (only handles of variables have shape data), ...
-    for handle in graph.inputs[: step.argument_count]:
+    for handle in graph.inputs[: step.inputs.argument_count]:
         if not handle_data_util.get_resource_handle_data(handle).is_set:
             restorable.add(id(handle))
     # ... and the iterator of the source op, if no other op uses it.
-    if step.source is not None:
-        source_iterator = step.source.inputs[0]
+    if step.inputs.source is not None:
+        source_iterator = step.inputs.source.inputs[0]
         if not any(source_iterator is tensor for op in inner_ops for tensor in op.inputs):
             restorable.add(id(source_iterator))
     if any(id(handle) not in restorable for handle in whole_code.list_written(graph)):

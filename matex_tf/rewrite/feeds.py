@@ -39,7 +39,7 @@ class Feed(Protocol):
 
 
 class FeedRefusedError(Exception):
-    """An op cannot use a rank's rows of a feed; `steps.plan` reads the step again without the feed.
+    """An op cannot use a rank's rows of a feed; `steps.copies` reads the step again without the feed.
 
     why: the reason, as text.
     """

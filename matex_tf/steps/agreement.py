@@ -52,15 +52,6 @@ def agree_on_new(used_variables: Iterable[Any]) -> bool:
     return bool(new_variables and variables.synchronize_variables(new_variables, AS_TRAINING_STARTS))
 
 
-def count_rows(tensors: Iterable[Any], are_rows: Iterable[bool]) -> int:
-    """The number of rows of the batches that a function was traced for; 0 if it was traced for any number.
-
-    tensors: the inputs of the trace. are_rows: which of them have the rows that ranks divide.
-    """
-    counts = (tensor.shape.as_list()[0] for tensor, has_rows in zip(tensors, are_rows) if has_rows)
-    return next(counts, None) or 0
-
-
 def agree_on_trace(graph: Any, why_whole: str, place: str, rows: int = 0) -> str:
     """`agree_on_plan` for a trace. Afterwards the variables of the trace have equal values on all ranks. Collective."""
     events.ranks_meet(place)
@@ -79,7 +70,7 @@ def agree_on_plan(digest: bytes, why_whole: str, place: str, rows: int = 0) -> s
 
     digest: a digest of the ops of the step, without constants: file names may differ between ranks.
     why_whole: the reason why this rank would compute the step whole; empty if it would share it.
-    rows: see `count_rows`. It is only for messages and records.
+    rows: the number of rows of the batches for which the step was traced; 0: any number. For messages and records.
 
     Raises MismatchError on every rank if all ranks would share the step but have different ops.
     """

@@ -1,7 +1,5 @@
 """The arguments of a call of a `tf.function` or a model: which of them have rows, and which trace the call needs.
 
-A trace is the graph that TensorFlow makes from the function for arguments of some types and shapes.
-
 In `step(x, y, rate)` with tensors `x` and `y` of 64 rows, `x` and `y` have the rows that ranks divide. Calls with equal
 keys (`Arguments.make_key`) have the same trace, so a further call finds the plan of an earlier one by its key.
 """
@@ -10,7 +8,7 @@ from __future__ import annotations
 
 import operator
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -28,8 +26,6 @@ class Arguments:
     given: the positional and the keyword arguments.
     leaves: the arguments in `given`, flattened: tensors and other objects.
     rows: the number of rows of the batch: the most common first size of the tensors, if it is 2 or more; 0: no batch.
-    have_rows: for each leaf, whether it is a tensor with `rows` rows. These tensors are sliced. Rows are guessed, but a
-        wrong guess changes no result: the step only needs other collectives.
     references: for each leaf that the last key (`make_key`) identifies by its address, a function that returns the
         leaf, or None once the leaf is gone. The key is then invalid, since a new object may have the address.
     """
@@ -41,9 +37,7 @@ class Arguments:
         if any(isinstance(leaf, np.ndarray) for leaf in self.leaves):  # as the call would do
             self.leaves = [tf.convert_to_tensor(leaf) if _is_array(leaf) else leaf for leaf in self.leaves]
             self.given = tf.nest.pack_sequence_as(self.given, self.leaves)
-        counts = [_count_rows(leaf) for leaf in self.leaves]
-        self.rows = choose_rows(counts)
-        self.have_rows = [self.rows > 0 and count == self.rows for count in counts]
+        self.rows = choose_rows(map(_count_rows, self.leaves))
 
     def make_key(self) -> Any:
         """The key of a trace: calls with equal keys have the same trace. Sets `references`.
@@ -82,6 +76,14 @@ class Arguments:
         """The tensors among the leaves, and tensors that Python code has attached to them, such as masks."""
         leaves = [leaf for leaf in self.leaves if isinstance(leaf, tf.Tensor)]
         return leaves + [tensor for leaf in leaves for tensor in list_attached(leaf).values()]
+
+    def find_rows(self, inputs: Iterable[Any]) -> list[bool]:
+        """Which of `inputs`, values of a trace's inputs, are tensors of the call with `rows` rows. They are sliced.
+
+        Rows are guessed, but a wrong guess changes no result: the step only needs other collectives.
+        """
+        ids = {id(tensor) for tensor in self.list_tensors() if self.rows and _count_rows(tensor) == self.rows}
+        return [id(tensor) in ids for tensor in inputs]
 
     def trace_call(self, function: Callable[..., Any]) -> Any:
         """The FuncGraph of a call of `function` (a model), with the tensors of `list_tensors` as inputs.

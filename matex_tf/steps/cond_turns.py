@@ -83,17 +83,14 @@ def _list_collectives(graph: Any, op: Any) -> list[tuple[int, bool | None, bool]
         branches = {"then_branch": True, "else_branch": False}
     branch_by_function = {op.node_def.attr[name].func.name: branch for name, branch in branches.items()}
     return [
-        (turn, branch_by_function.get(name), always_runs and name in branch_by_function)
+        (turn, branch_by_function.get(name), always_runs)
         for name in list_functions(op.node_def)
-        for turn, always_runs in _walk_function(graph, name)
+        for turn, always_runs in _walk_function(graph, name, name in branch_by_function)
     ]
 
 
-def _walk_function(graph: Any, name: str, always_runs: bool = True) -> Iterator[tuple[int, bool]]:
-    """(turn, always_runs) of each collective of a function, also in functions that it calls.
-
-    always_runs: each run of the function runs the collective, which is in no branch or loop within the function.
-    """
+def _walk_function(graph: Any, name: str, always_runs: bool) -> Iterator[tuple[int, bool]]:
+    """(turn, always_runs) of each collective of a function, also in functions that it calls."""
     definition = getattr(graph._get_function(name), "cached_definition", None)
     for node in definition.node_def if definition is not None else ():
         if node.op in ops.OP_TYPES:

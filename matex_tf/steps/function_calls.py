@@ -3,9 +3,6 @@
 Their hooks call `call_function`. It finds the plan of the call, and makes one if there is none. Then all ranks compute
 the call by the plan, or every rank computes it whole. A function may have several plans: one for each trace, for
 example for batches of 64 rows and for the last batch of 16 rows.
-
-An argument is a *source* if it is an iterator or a dataset, from which the function takes batches. It is *own* if its
-rows are on this rank only (`own_data`). The `source` of a plan is the op that takes the batch.
 """
 
 from __future__ import annotations
@@ -20,7 +17,7 @@ from matex_tf.lazy import tf
 from matex_tf.steps import agreement, capture, events, own_data, pieces, report, whole_code
 from matex_tf.steps.arguments import Arguments, find_batch_key, is_source
 from matex_tf.steps.batches import Batch, LostBatch
-from matex_tf.steps.plan import StepPlan
+from matex_tf.steps.function_plan import FunctionPlan
 from matex_tf.steps.tapes import calls
 from matex_tf.thread_flag import is_main_thread
 
@@ -54,10 +51,10 @@ class _Plans:
     """
 
     def __init__(self) -> None:
-        self.by_trace: dict[Any, StepPlan] = {}
-        self.by_key: dict[Any, tuple[StepPlan, list[Any]]] = {}
+        self.by_trace: dict[Any, FunctionPlan] = {}
+        self.by_key: dict[Any, tuple[FunctionPlan, list[Any]]] = {}
 
-    def find(self, function: Any, arguments: Arguments) -> StepPlan:
+    def find(self, function: Any, arguments: Arguments) -> FunctionPlan:
         """The plan of a call of `function` with these arguments. Collective if it is new."""
         key = arguments.make_key()
         plan, references = self.by_key.get(key, (None, []))
@@ -68,7 +65,7 @@ class _Plans:
             self.by_key[key] = plan, arguments.references
         return plan
 
-    def _find_by_trace(self, function: Any, arguments: Arguments) -> StepPlan:
+    def _find_by_trace(self, function: Any, arguments: Arguments) -> FunctionPlan:
         """The plan of a call by its trace, which is made now if TensorFlow has none. Collective if the plan is new."""
         args, kwargs = arguments.given
         for leaf in arguments.leaves:
@@ -82,13 +79,12 @@ class _Plans:
                 why = own_data.explain_obstacle(place, NOT_TRACED)
                 raise errors.UnsupportedError(f"{why}. Its error: {type(error).__name__}: {error}") from error
             raise
-        ids_with_rows = {id(leaf) for leaf, has_rows in zip(arguments.leaves, arguments.have_rows) if has_rows}
         inputs = _unpack_inputs(traced, arguments)
-        are_rows = [id(tensor) in ids_with_rows for tensor in inputs]
+        are_rows = arguments.find_rows(inputs)
         # Equal traces need different plans if other inputs have the rows, or batches come from other iterators.
         key = id(traced.graph), *are_rows, *map(own_data.is_own, inputs), *map(find_batch_key, inputs)
         if key not in self.by_trace:
-            self.by_trace[key] = StepPlan(traced, are_rows, inputs, place, arguments.rows)
+            self.by_trace[key] = FunctionPlan(traced, are_rows, inputs, place, arguments.rows)
         return self.by_trace[key]
 
 
@@ -127,7 +123,7 @@ def call_function(
         return result
     inputs = _unpack_inputs(plan.traced, arguments)
     batch = None
-    if plan.source is not None:
+    if plan.inputs.source is not None:
         batch = _take_batch(plan, inputs)
         if batch is None:  # the data have ended
             return plan.call_at_end(inputs)
@@ -146,18 +142,18 @@ def _unpack_inputs(traced: Any, arguments: Arguments) -> list[Any]:
     return list(traced.function_type.unpack_inputs(traced.function_type.bind(*args, **kwargs)))
 
 
-def _take_batch(plan: StepPlan, inputs: list[Any]) -> Batch | None:
+def _take_batch(plan: FunctionPlan, inputs: list[Any]) -> Batch | None:
     """The batch of a call; None at the end of the data."""
-    start_time, handle = time.perf_counter(), plan.find_iterator(inputs)
+    start_time, handle = time.perf_counter(), plan.inputs.find_iterator(inputs)
     try:
-        batch = plan.take_batch(handle)
+        batch = plan.inputs.take_batch(handle)
     except tf.errors.OpError as error:  # an error of the pipeline, possibly on this rank alone
         return LostBatch(error)  # raises the error within the call, where the other ranks learn of it
     events.batch_taken(plan, time.perf_counter() - start_time, handle)
     return batch
 
 
-def find_plan(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StepPlan:
+def find_plan(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> FunctionPlan:
     """The plan of a call. Collective if it is new."""
     return _get_plans(function).find(function, _bind_arguments(function, args, kwargs))
 

@@ -1,7 +1,6 @@
 """Tells the user how a step is computed: which collectives it has if ranks share it, or why every rank computes it.
 
-Plans ask here whether ranks gain by sharing. `adapt` reads the bytes of sums, `microbatches` the source lines of ops.
-A *wave* is a group of collectives that run together. A *program* is the graph of a step with its placements.
+Plans ask here whether ranks gain by sharing. A *program* is the graph of a step with its placements.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf import errors, ops, tags
+from matex_tf import ops, tags
 from matex_tf.lazy import tf
 from matex_tf.rewrite import own_batches, sources
 from matex_tf.rewrite.graph_ops import iterate_nodes
@@ -24,13 +24,12 @@ from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.propagate import read_program
 from matex_tf.rewrite.rules.randoms import has_no_seed, is_seeded
 from matex_tf.rewrite.subgraphs import SessionSubgraph, list_needed
-from matex_tf.runtime import excepthook, notes, real_files
+from matex_tf.runtime import notes, real_files
 from matex_tf.steps import capture, cond_turns, events, failures, gradients, report, session_graphs, slices
 from matex_tf.steps.agreement import COMPUTED_PATHS, agree_on_plan
-from matex_tf.steps.batch_watch import BatchWatch
 from matex_tf.steps.batches import WholeBatch
 from matex_tf.steps.exchanger import RankExchanger
-from matex_tf.steps.plan import NO_WORK
+from matex_tf.steps.plan import NO_WORK, StepPlan
 from matex_tf.steps.session_graphs import SessionCopy
 from matex_tf.steps.session_variables import SessionVariables, is_inside, list_changed, list_trained, list_variables
 from matex_tf.thread_flag import ThreadFlag
@@ -87,11 +86,10 @@ def _find_iterator_batch(needed: Sequence[Any]) -> list[Any]:
     return next(filter(None, tensors_with_rows), [])
 
 
-class SessionPlan:
+class SessionPlan(StepPlan):
     """How runs with the same fetches, and feeds of the same tensors, are computed.
 
     Every run:
-        why_whole: the reason why every rank computes the runs whole; empty if ranks share them.
         operations, tensors: the fetches of a run: of the copy if ranks share the runs, else of the script.
         part: the ops that a run needs.
         variables: the variable ops among these.
@@ -101,10 +99,8 @@ class SessionPlan:
         starts: the operations that start sequences of random numbers (`SessionCopy`).
         counters: the variable ops of the positions in these sequences.
     Runs that ranks share:
-        program: the placements.
         sliced_count: the number of tensors that ranks slice, the first inputs of `part`.
-        are_own: each rank feeds its own rows.
-        own_row_count: a placeholder for the number of this rank's own rows; None unless `are_own`.
+        own_row_count: a placeholder for the number of this rank's own rows; None without `has_own_rows`.
     Runs with collectives of the script, which is written for ranks:
         turns: the numbers of these collectives, by which they are ordered (`cond_turns`).
     """
@@ -120,11 +116,9 @@ class SessionPlan:
 
         Raises UnsupportedError on every rank if each rank has its own rows and they cannot be combined.
         """
-        from tensorflow.python.eager import context
-
-        self.graph, self.operations, self.tensors = graph, list(operations), list(tensors)
-        self.ranks, self.are_own = world.get_world().size, are_own
-        self.batches = BatchWatch(f"the arrays fed to {PLACE}")
+        super().__init__(graph, PLACE, f"the arrays fed to {PLACE}")
+        self.operations, self.tensors = list(operations), list(tensors)
+        self.has_own_rows, self.lone_reasons = are_own, () if are_own else (NO_BATCH, NO_WORK)
         self.turns: list[int] = []
         self.starts: dict[str, Any] = {}
         self.counters: list[Any] = []
@@ -143,73 +137,69 @@ class SessionPlan:
         self.variables = list_variables(needed)
         self.changed, self.trained = list_changed(needed, bool(fed_tensors)), list_trained(graph, needed)
         self.has_collectives = any(node.op in ops.OP_TYPES for node in iterate_nodes(graph, needed))
-        self.program: Program | None = None
-        with session_graphs.use_v2_behavior(), context.eager_mode():  # reading computes constant values
-            self.why_whole = self._find_obstacle()
-        if are_own or self.why_whole not in (NO_BATCH, NO_WORK):
-            self._agree()
-        else:  # nothing to share: a script may make such a run on some ranks only, so they cannot agree
-            if self.trained:
-                report.say_whole(PLACE, report.explain_no_work(self.program) or self.why_whole, is_usual=False)
-            # Shared runs draw these numbers in copies, so this run must continue their sequences in a copy, too.
-            if any(map(session_graphs.is_counted, self.part.copied)) and not any(map(has_no_seed, self.part.copied)):
-                self._copy_whole()
+        self.decide()
         if self.why_whole and self.has_collectives:
             # The added operations complete the turns of collectives in branches that are not taken.
             added_operations, self.turns = cond_turns.order_collectives(graph, needed)
             self.operations += added_operations
 
-    def _find_obstacle(self) -> str:
-        """Find the placements. Returns the reason why ranks cannot share the runs; empty if there is none."""
-        part = self.part
-        if not self.sliced_count:
+    def find_obstacle(self) -> str:
+        if not self.list_divided():
             return NO_BATCH
         if self.has_collectives:
             return "it has collectives of its own"
-        loop = part.find_loop()
+        loop = self.part.find_loop()
         if loop is not None:
             return f"rows go through a loop of tf.compat.v1 (op '{loop.name}')"
-        placements = [BATCH] * self.sliced_count + [WHOLE] * (len(part.inputs) - self.sliced_count)
-        self.program = read_program(part, placements, takes_batches=False, reused=part.reused)
-        return "" if self.are_own or report.has_shared_work(self.program) else NO_WORK
+        return ""
 
-    def _agree(self) -> None:
-        """Build the copy, and let the ranks agree whether all of them have one. Collective."""
-        if not self.why_whole:
-            try:
-                assert self.program is not None
-                copied_fetches = self._build(self.program, self.sliced_count)
-            except Exception as error:  # an error in any op: the script's own fetches are always right
-                self.why_whole = f"its copy cannot be made ({type(error).__name__}: {error})"
+    def list_divided(self) -> list[Any]:
+        return self.part.inputs[: self.sliced_count]
+
+    def read_graph(self) -> Program:
+        return self._read(self.sliced_count)
+
+    def _read(self, sliced_count: int) -> Program:
+        """The placements if ranks slice so many tensors."""
+        from tensorflow.python.eager import context
+
+        placements = [BATCH] * sliced_count + [WHOLE] * (len(self.part.inputs) - sliced_count)
+        with session_graphs.use_v2_behavior(), context.eager_mode():  # reading computes constant values
+            return read_program(self.part, placements, takes_batches=False, reused=self.part.reused)
+
+    def make_copy(self) -> None:
+        assert self.program is not None
+        self._copied_fetches = self._build(self.program, self.sliced_count)
+
+    def compare(self) -> str:
         nodes = [op.node_def for op in self.part.needed]
         if not self.why_whole and any(map(real_files.finds_files, nodes)):
             self.why_whole = COMPUTED_PATHS
         digest = capture.digest_nodes(nodes, {}, for_ranks=True)
-        self.why_whole = agree_on_plan(digest, self.why_whole, PLACE)
+        return agree_on_plan(digest, self.why_whole, PLACE)
+
+    def explain(self) -> None:
+        super().explain()
         if not self.why_whole:
-            self.operations, self.tensors = copied_fetches  # a copy that one rank has alone stays unused in its graph
-            assert self.program is not None
-            report.say_shared(PLACE, self.program)
+            self.operations, self.tensors = self._copied_fetches  # of a copy that all ranks have
             events.unmeasured(PLACE)
-        elif self.are_own:
-            raise errors.UnsupportedError(
-                f"{PLACE} was fed rows of one rank alone (of a reader, or of matex_tf.shard), but every rank would "
-                f"compute it by itself: {self.why_whole}. Feed such a run arrays that all ranks have whole."
-            )
-        else:
-            report.say_whole(PLACE, self.why_whole, is_usual=False)
 
-    def _copy_whole(self) -> None:
-        """Take the fetches of a copy for all rows, which draws random numbers as the copies of shared runs do."""
-        from tensorflow.python.eager import context
+    def refuse_own_rows(self) -> str:
+        return (
+            f"{PLACE} was fed rows of one rank alone (of a reader, or of matex_tf.shard), but every rank would compute "
+            f"it by itself: {self.why_whole}. Feed such a run arrays that all ranks have whole."
+        )
 
-        part = self.part
-        if part.find_loop() is not None or self.has_collectives:
-            return  # as in runs of more rows with such ops, the script's own ops draw
+    def leave_whole(self, why: str) -> None:  # a script may make such a run on some ranks only
+        if self.trained:
+            report.say_whole(PLACE, why, is_usual=False)
+        # Random numbers that shared runs draw in copies: this run must continue their sequences in a copy for all rows.
+        copied = self.part.copied
+        draws = any(map(session_graphs.is_counted, copied)) and not any(map(has_no_seed, copied))
+        if not draws or self.part.find_loop() is not None or self.has_collectives:
+            return  # with such ops, the script's own ops draw in runs of more rows, too
         try:
-            with session_graphs.use_v2_behavior(), context.eager_mode():
-                program = read_program(part, [WHOLE] * len(part.inputs), takes_batches=False, reused=part.reused)
-            self.operations, self.tensors = self._build(program, 0)
+            self.operations, self.tensors = self._build(self._read(0), 0)
         except Exception as error:  # an error in any op: the script's own fetches remain
             notes.print_note(
                 f"{PLACE} draws other random numbers than the script alone, because its copy cannot be made "
@@ -224,7 +214,7 @@ class SessionPlan:
             copy = SessionCopy(self.graph, slices.make_empty_slice(), exchanger, slices.make_checked_slice)
             if count:
                 events.copy_begins(self, copy)
-            if self.are_own:
+            if self.has_own_rows:
                 self.own_row_count = tf.compat.v1.placeholder(tf.int64, [])
                 own_tensors = [tensor[: self.own_row_count] for tensor in part.inputs[:count]]
                 own_rows = slices.make_own_slice(exchanger, own_tensors, tf.constant(True))
@@ -251,11 +241,10 @@ class SessionPlan:
             # A script may make this run on some ranks only, so the counters of its random numbers may differ, too.
             variables.forget([*self.changed, *(op.name for op in self.counters)])
             return self._run_in_turns(run)
-        if self.ranks != world.get_world().size:
-            excepthook.refuse_after_loss(PLACE)
+        self.require_ranks()
         variables.start(session, self.starts)
         variables.agree(session, [*self.variables, *self.counters])
-        batch = None if self.are_own else WholeBatch(rows, [True] * len(rows))
+        batch = None if self.has_own_rows else WholeBatch(rows, [True] * len(rows))
         further_feeds = {} if self.own_row_count is None else {self.own_row_count: np.int64(len(rows[0]))}
         try:
             with self.batches.compare_batches((), batch), failures.fail_together(PLACE):

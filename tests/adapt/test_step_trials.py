@@ -50,10 +50,10 @@ def steps(share, gain, size=600, busy_calls=0):
     np.testing.assert_array_equal(variable.numpy(), np.full([size, 500], -4 * sum(range(calls + 3)), np.float32))
     plan, trial = plans[-1], tags.get_tag(plans[-1], step_trials.TRIAL)
     ways = {kind: way for way, kind in trial.kinds.items()}
-    copies = {ways[kind]: copy for (_, kind, *_), copy in plan._copies.items()}
+    copies = {ways[kind]: copy for (_, kind, *_), copy in plan.copies.made.items()}
     for way, copy in copies.items():
         assert ("MatexHandOverGradient" in str(copy.graph.as_graph_def())) == way
-    assert len(traces) == 1 and plan.copy_kind == trial.kinds[trial.way.is_overlapped] and trial.is_over
+    assert len(traces) == 1 and plan.copies.kind == trial.kinds[trial.way.is_overlapped] and trial.is_over
     return len(copies), trial.way.is_overlapped != several_hosts
 
 
@@ -129,7 +129,7 @@ def train(name, gain, share=0.0):
     model.evaluate(x, y, verbose=0)
     plan, trial = plans[0], tags.get_tag(plans[0], step_trials.TRIAL)
     apart = [one for one in pieces.list_variables() if one.is_in_pieces()]
-    assert trial.is_over and len(apart) == len(plan.pieces.list_variables()), name
+    assert trial.is_over and len(apart) == len(plan.copies.pieces.list_variables()), name
     values = [*model.get_weights(), *(one.numpy() for one in model.optimizer.variables)]
     print(name, first, len(apart), repr([float(np.abs(one).sum()) for one in values]))
 

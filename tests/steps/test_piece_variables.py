@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from matex_tf.rewrite.placement import PieceHandle
-from matex_tf.steps import capture, pieces, plan
+from matex_tf.steps import capture, function_plan, pieces
 from matex_tf.steps.piece_variables import PieceVariable
 
 
@@ -75,11 +75,11 @@ def test_a_plan_follows_what_its_variables_are_cut_for():
         weight.assign_sub(slot)
 
     own = capture.trace_step(step, (tf.ones([4, 3]),), {})
-    made = plan.StepPlan(own, [True], [tf.ones([4, 3])], "the step")
-    assert made.why_whole == "" and slot in made.pieces.list_variables()
+    made = function_plan.FunctionPlan(own, [True], [tf.ones([4, 3])], "the step")
+    assert made.why_whole == "" and slot in made.copies.pieces.list_variables()
     for cuts in ((0, 2, 6), (0, 6)):
         slot.cuts = cuts
-        made.find_copy([False, *made.divided[1:]])
+        made.copies.find([False, *made.inputs.divided[1:]])
         assert {value.placement.cuts for value in made.program.inputs if isinstance(value.placement, PieceHandle)} == {
             cuts
         }
@@ -98,8 +98,8 @@ def test_a_variable_that_an_op_takes_whole_leaves_the_others_in_pieces():
         return tf.reduce_sum(second.sparse_read([1]))  # takes the handle: an op on rows of a whole variable
 
     step = tf.function(lambda rows: train(rows, held, refused))
-    made = plan.StepPlan(capture.trace_step(step, (rows,), {}), [True], [rows], "the step")
-    assert made.why_whole == "" and made.pieces.list_variables() == [held]
+    made = function_plan.FunctionPlan(capture.trace_step(step, (rows,), {}), [True], [rows], "the step")
+    assert made.why_whole == "" and made.copies.pieces.list_variables() == [held]
     assert refused.is_refused and not refused.is_in_pieces() and held.is_in_pieces()
     assert [isinstance(value.placement, PieceHandle) for value in made.program.inputs].count(True) == 1
     np.testing.assert_allclose(made.call([rows], None), train(rows, *expected))

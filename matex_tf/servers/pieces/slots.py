@@ -115,7 +115,9 @@ def start_pieces() -> None:
         events.pieces_refused.add_listener(_report_refused)
         events.updates_eagerly.add_listener(_make_slots_whole)
         if settings.get_settings().elastic:
-            events.step_computed.add_listener(lambda plan: piece_copies.send_copies(plan.pieces.list_variables()))
+            events.step_computed.add_listener(
+                lambda plan: piece_copies.send_copies(plan.copies.pieces.list_variables())
+            )
             events.step_ended.add_listener(lambda plan: piece_copies.keep_sent())
 
 

@@ -69,7 +69,7 @@ def start_noting() -> None:
 
 
 def note_step(plan: Any) -> None:
-    """Record which parts of the updates in a planned step could be in pieces. plan: a `steps.plan.StepPlan`."""
+    """Record which parts of the updates in a planned step could be in pieces. plan: a `FunctionPlan`."""
     if not plan.trained:  # the step changes no weights
         return
     variables_and_slots = [(variable, slots.find_slot(variable)) for variable in plan.traced.graph.variables]
@@ -127,8 +127,8 @@ def _find_sharded(plan: Any, step_slots: list[Any]) -> tuple[Program | None, lis
     """
     if plan.why_whole:  # every rank computes the step by itself, which takes complete slots
         return None, [], plan.why_whole
-    if plan.pieces.list_variables():
-        return plan.program, plan.pieces.list_variables(), ""
+    if plan.copies.pieces.list_variables():
+        return plan.program, plan.copies.pieces.list_variables(), ""
     if not step_slots:
         return None, [], "the optimizer has no variables with an entry for each entry of a weight"
     return _place_slots(plan, step_slots)
@@ -151,11 +151,11 @@ def _place_slots(plan: Any, step_slots: list[Any]) -> tuple[Program | None, list
         for index, slot in sharded.items():
             # The cuts are the entries at which the ranks' pieces begin, and the number of entries. Whether ops refuse a
             # slot does not depend on where the cuts are. So one piece with all entries stands for any pieces.
-            placements[plan.argument_count + index] = PieceHandle((0, slot.shape.num_elements()), index)
+            placements[plan.inputs.argument_count + index] = PieceHandle((0, slot.shape.num_elements()), index)
         try:
             # An op of the graph may take the batch, unless the batch is an input: `source`, the op that takes such a
             # batch, is left out of the graph (`rewrite.sources`).
-            program = read_program(plan.graph, placements, takes_batches=plan.source is None)
+            program = read_program(plan.inputs.graph, placements, takes_batches=plan.inputs.source is None)
         except PiecesRefusedError as error:  # `refused`: by the index of each refused slot, an op that takes it whole
             refusals += [
                 f"'{find_name(sharded.pop(index))}' because of {op.type}" for index, op in error.refused.items()

@@ -13,10 +13,11 @@ would be None, while the script's own call gives numbers. So a plan notes which 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from matex_tf import errors, tags
+from matex_tf import errors, settings, tags
 from matex_tf.lazy import tf
 from matex_tf.rewrite import sources
 from matex_tf.rewrite.emit import Copy
@@ -25,11 +26,11 @@ from matex_tf.rewrite.placement import BATCH, WHOLE, Sharded
 from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.propagate import read_program
 from matex_tf.rewrite.subgraphs import Subgraph, reach
-from matex_tf.runtime import excepthook
-from matex_tf.steps import agreement, batch_watch, failures, gradients, plan, report, slices
+from matex_tf.runtime import notes
+from matex_tf.steps import events, failures, gradients, slices
 from matex_tf.steps.batches import WholeBatch
 from matex_tf.steps.exchanger import RankExchanger
-from matex_tf.world import world
+from matex_tf.steps.plan import StepPlan
 
 SECOND_ORDER = "a tape records the computation of its gradients, or a jacobian computes them"
 """Gradients that the backward step cannot give: it records nothing, and runs in eager code only."""
@@ -55,63 +56,63 @@ class _Backward(NamedTuple):
     structure: Any
 
 
-class CallPlan:
+class CallPlan(StepPlan):
     """How calls of a traced function are computed while tapes record: by a forward step and a backward step.
 
-    The constructor builds both steps. `call` runs the forward step, and records the call on the tapes. The backward
-    step runs when a tape asks for gradients.
+    `call` runs the forward step, and records the call on the tapes. The backward step runs when a tape asks for
+    gradients.
 
-    graph: the trace, a FuncGraph. `followed`: the inputs of it for which gradients may be requested.
+    are_followed: for each input, whether gradients may be requested for it.
+    rows: the number of rows of a call.
+    call_name: names the call in messages to the user.
     links_results: the script's own call would record on the tape how its results are computed from one another. A
         model's call does, a call of a `tf.function` does not: it is one op for the tape without ranks, too.
-    ranks: the number of ranks for which the steps are built.
     are_rows: for each input, whether it has the rows that ranks divide.
-    batches: compares batches of some calls between ranks, which must have equal ones.
-    why_whole: the reason why every rank computes the calls whole; empty if ranks share them.
     output_count: the number of the call's outputs. TensorFlow may add residuals to the outputs of the graph later.
     differentiable: the indices of the outputs whose gradients the backward step takes.
     computed_from: for each of these outputs, the positions in `differentiable` of the outputs that are computed from
         it; [] without `links_results`.
     value_inputs: the indices of the inputs that are no variables; a call passes these to the forward step.
     forward, backward: the steps, ConcreteFunctions.
-    gradients: a list of the gradients in the trace; None for an input without one.
     """
 
+    lone_reasons = ()  # ranks meet in any case: each has found by itself that it needs this plan
+
     def __init__(
-        self, graph: Any, are_rows: Sequence[bool], are_followed: Sequence[bool], place: str, links_results: bool = True
-    ):
+        self, graph: Any, are_rows: Sequence[bool], are_followed: Sequence[bool], call_name: str, rows: int,
+        links_results: bool = True,
+    ):  # fmt: skip
         """Plan the calls. Collective: all ranks make the same plan.
 
-        are_followed: for each input, whether its gradients may be requested.
-        place: names the call in messages.
+        The number of rows is in the place, so that errors show numbers that differ.
         """
-        self.links_results = links_results
-        self.graph, self.place, self.ranks = graph, place, world.get_world().size
+        super().__init__(graph, f"{call_name} with {rows} rows")
+        self.call_name, self.rows, self.links_results = call_name, rows, links_results
         self.are_rows = [has_rows and bool(tensor.shape.rank) for has_rows, tensor in zip(are_rows, graph.inputs)]
-        self.followed = [tensor for tensor, is_followed in zip(graph.inputs, are_followed) if is_followed]
-        self.batches = batch_watch.BatchWatch(f"a batch of {place}")
-        rows = agreement.count_rows(graph.inputs, self.are_rows)
-        self.why_whole = agreement.agree_on_trace(graph, self._make_steps(), place, rows)
+        self.are_followed = list(are_followed)
+        self.decide()
 
-    def _make_steps(self) -> str:
-        """Build both steps. Returns the reason if they cannot be built, or ranks would gain nothing; else ""."""
-        if getattr(self.graph, "deferred_external_captures", None):
-            return plan.DEFERRED
-        if not any(self.are_rows):
-            return plan.NO_BATCH
-        try:
-            backward = _trace_backward(self.graph, self.followed)
-            self.output_count = len(self.graph.outputs)
-            outputs = [*self.graph.outputs, *backward.residuals]
-            part = Subgraph(self.graph, self.graph.inputs, outputs, self.graph.control_outputs)
-            program = read_program(part, [BATCH if has_rows else WHOLE for has_rows in self.are_rows])
-            if not report.has_shared_work(program):
-                return plan.NO_WORK
-            self._build_forward(program)
-            self._build_backward(program, backward)
-        except Exception as error:  # an error in any op: the script's own call is always right
-            return f"its copy cannot be made ({type(error).__name__}: {error})"
-        return ""
+    def list_divided(self) -> list[Any]:
+        return list(itertools.compress(self.graph.inputs, self.are_rows))
+
+    def read_graph(self) -> Program:
+        self._backward = _trace_backward(self.graph, list(itertools.compress(self.graph.inputs, self.are_followed)))
+        self.output_count = len(self.graph.outputs)
+        outputs = [*self.graph.outputs, *self._backward.residuals]
+        part = Subgraph(self.graph, self.graph.inputs, outputs, self.graph.control_outputs)
+        return read_program(part, [BATCH if has_rows else WHOLE for has_rows in self.are_rows])
+
+    def make_copy(self) -> None:
+        assert self.program is not None
+        self._build_forward(self.program)
+        self._build_backward(self.program, self._backward)
+
+    def explain(self) -> None:
+        if self.why_whole:  # `whole_code` tells the reason with the step to which the call belongs
+            return
+        events.unmeasured(self.call_name)
+        if settings.get_settings().explain:
+            notes.print_note(f"in eager code {self.call_name} is sharded: each rank computes its slice of every batch")
 
     def _build_forward(self, program: Program) -> None:
         """Build the step from the inputs, without variables, to whole outputs and residuals."""
@@ -145,7 +146,6 @@ class CallPlan:
         ]
         results = [self.graph.outputs[index] for index in self.differentiable]
         self.computed_from = _find_computed(results) if self.links_results else []
-        self.gradients = backward.structure
         # Each rank slices the gradient of an output as the forward step had sliced the output. If a mask had selected
         # the rows of the output (`rows.chosen`), the backward step does not know which rows a rank had. The gradient of
         # such an output stays whole, as does the gradient of an output that was whole on each rank.
@@ -175,23 +175,19 @@ class CallPlan:
         specs = _list_specs([*backward.part.inputs[:gradient_count], *self.forward.outputs[self.output_count :]])
         self.backward = trace_copy(backward_step, [tf.TensorSpec([], tf.int64), *specs])
 
-    def call(self, inputs: Sequence[Any], rows: int, followed: Sequence[Any]) -> list[Any]:
-        """The outputs of the graph for these inputs, recorded on the tapes. Collective.
-
-        rows: the number of rows of the batch.
-        followed: the tensors of `inputs` whose gradients may be requested.
-        """
+    def call(self, inputs: Sequence[Any]) -> list[Any]:
+        """The outputs of the graph for these inputs, recorded on the tapes. Collective."""
         from tensorflow.python.eager import record
 
         # The forward step now. The tapes do not record its ops, but the call as one op (`record_operation`).
-        batch = [tensor for tensor, has_rows in zip(inputs, self.are_rows) if has_rows]
+        batch, followed = (list(itertools.compress(inputs, flags)) for flags in (self.are_rows, self.are_followed))
         variables = self.graph.variables
         with (
             record.stop_recording(),
             self.batches.compare_batches((), WholeBatch(batch, [True] * len(batch))),
             failures.fail_together(self.place, variables),
         ):
-            self._require_ranks()
+            self.require_ranks()
             results = list(self.forward(*(inputs[index] for index in self.value_inputs)))
         outputs, residuals = results[: self.output_count], results[self.output_count :]
 
@@ -201,16 +197,16 @@ class CallPlan:
         def compute_gradients(*upstream_gradients: Any) -> list[Any]:
             if record.could_possibly_record() or not tf.executing_eagerly():
                 self.refuse_gradients(SECOND_ORDER)
-            self._require_ranks()
+            self.require_ranks()  # the residuals of a lost rank are gone
             gradients_of_outputs = [
                 tf.zeros_like(output) if gradient is None else tf.convert_to_tensor(gradient)
                 for output, gradient in zip(differentiable, upstream_gradients)
             ]
             with failures.fail_together(self.place, variables):
-                computed = self.backward(tf.constant(rows, tf.int64), *gradients_of_outputs, *residuals)
-            return list(pack_tensors(self.gradients, computed))
+                computed = self.backward(tf.constant(self.rows, tf.int64), *gradients_of_outputs, *residuals)
+            return list(pack_tensors(self._backward.structure, computed))
 
-        record.record_operation("SharedCall", differentiable, list(followed), compute_gradients)
+        record.record_operation("SharedCall", differentiable, followed, compute_gradients)
         # Tag each result from which other results are computed, for `find_computed`.
         for result, positions in zip(differentiable, self.computed_from):
             if positions:
@@ -223,11 +219,6 @@ class CallPlan:
             f"{self.place}: {why}. Its first call did not show this, so ranks share its calls. Set MATEX_EAGER=whole, "
             "with which every rank computes whole batches in eager code, or put the step into a tf.function"
         )
-
-    def _require_ranks(self) -> None:
-        """Check the ranks: the steps are built for them, and the residuals of a lost rank are gone."""
-        if self.ranks != world.get_world().size:
-            excepthook.refuse_after_loss(self.place)
 
 
 def _find_computed(results: Sequence[Any]) -> list[list[int]]:

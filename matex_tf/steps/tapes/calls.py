@@ -1,7 +1,6 @@
 """Calls of a Keras model, or of a `tf.function`, in eager code while tapes record. Ranks share them if that pays.
 
-A *kind* is a group of calls of one model or function with arguments of the same types and shapes (`first_calls.Kind`).
-How a call of a kind is computed depends on the step (`_Call.compute`):
+How a call of a kind (`first_calls.Kind`) is computed depends on the step (`_Call.compute`):
 
 1. In the first step each rank makes the script's own call, and watches it for behavior that a trace does not show
    (`first_calls`), such as Python code that reads values of tensors.
@@ -17,11 +16,10 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from matex_tf import settings
 from matex_tf.lazy import tf
 from matex_tf.rewrite.graph_ops import has_sequence, iterate_nodes
-from matex_tf.runtime import notes, script_frames
-from matex_tf.steps import capture, events, own_data, whole_code
+from matex_tf.runtime import script_frames
+from matex_tf.steps import capture, own_data, whole_code
 from matex_tf.steps.arguments import Arguments, attach_tensors, list_attached
 from matex_tf.steps.tapes import first_calls, still_models
 from matex_tf.steps.tapes.call_plan import CallPlan, pack_tensors
@@ -114,8 +112,7 @@ class _Call:
         plan = kind.plans[key]
         if plan.why_whole:
             return self._compute_whole(kind)
-        followed = [tensor for tensor, is_followed in zip(tensors, are_followed) if is_followed]
-        outputs = plan.call(tensors, self.arguments.rows, followed)
+        outputs = plan.call(tensors)
         kind.restore = None  # the Python code has run once for this call, in the trace, so its changes stay
         return self.unpack(pack_tensors(graph.structured_outputs, outputs))
 
@@ -156,20 +153,12 @@ class _Call:
         tensors: the values of the trace's inputs.
         are_followed: for each input, whether its gradients may be requested.
         """
-        arguments, call_name = self.arguments, f"the call of '{self.name}'"
-        tensor_arguments = [argument for argument in arguments.list_tensors() if argument.shape.rank]
-        row_ids = {id(argument) for argument in tensor_arguments if argument.shape.as_list()[0] == arguments.rows}
-        have_rows = [id(tensor) in row_ids for tensor in tensors]
-        # The number of rows is in the place, so that errors show numbers that differ.
-        place = f"{call_name} with {arguments.rows} rows"
-        plan = CallPlan(trace.graph, have_rows, are_followed, place, self.links_results)
-        if plan.why_whole:
-            kind.refuse(plan.why_whole)
-            return plan
-        whole_code.note_shared(self.name)
-        events.unmeasured(call_name)
-        if settings.get_settings().explain:
-            notes.print_note(f"in eager code {call_name} is sharded: each rank computes its slice of every batch")
+        arguments, name = self.arguments, f"the call of '{self.name}'"
+        are_rows = arguments.find_rows(tensors)
+        plan = CallPlan(trace.graph, are_rows, are_followed, name, arguments.rows, self.links_results)
+        kind.refuse(plan.why_whole)
+        if not plan.why_whole:
+            whole_code.note_shared(self.name)
         return plan
 
 

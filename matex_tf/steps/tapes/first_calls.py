@@ -1,10 +1,8 @@
 """Watches the first calls of a model or function under a `tf.GradientTape`, before ranks share such calls.
 
-A *kind* is a group of calls of one model or function with arguments of the same types and shapes (`calls`). The first
-calls of a kind are the script's own. They show behavior that a shared call could not have: Python code that reads
-values of tensors, or that draws random numbers whose state is in no variable, and gradients of gradients. Hooks of
-TensorFlow count the reads and draws. `watch_call` compares the counts of reads before and after a call, and follows the
-results of the call to the computation of their gradients.
+These calls show behavior that a shared call could not have: Python code that reads values of tensors, or that draws
+random numbers whose state is in no variable, and gradients of gradients. Hooks of TensorFlow count the reads and draws.
+`watch_call` compares the counts of reads, and follows the results of a call to the computation of their gradients.
 """
 
 from __future__ import annotations
@@ -181,12 +179,8 @@ def compute_gradients(compute: Callable[[Any, Any], Any], sources: Any, unconnec
     Raises UnsupportedError if the target depends on results of a shared call that were computed from a source.
     """
     flat_sources = tf.nest.flatten(sources)
-    tags_by_index = {
-        index: tags.get_tag(source, _FOLLOWED)
-        for index, source in enumerate(flat_sources)
-        if isinstance(source, tf.Tensor)
-    }
-    followed = {index: tag for index, tag in tags_by_index.items() if tag is not None}
+    indexed_tags = ((index, tags.get_tag(source, _FOLLOWED)) for index, source in enumerate(flat_sources))
+    followed = {index: tag for index, tag in indexed_tags if tag is not None}
     computed_results = find_computed(flat_sources)
     if not followed and not computed_results:
         return compute(sources, unconnected)

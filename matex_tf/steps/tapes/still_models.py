@@ -1,8 +1,7 @@
 """Whether the Python code of a Keras model would make the same trace again, so that it need not run.
 
-Calls of a model are traced while a gradient tape records (`tapes.calls`). The trace of a model that consists of Keras
-and TensorFlow code depends only on the arguments and on the attributes of the layers, which are compared. A script's
-own code may depend on anything.
+The trace of a model that consists of Keras and TensorFlow code depends only on the arguments and on the attributes of
+the layers, which are compared. A script's own code may depend on anything.
 """
 
 from __future__ import annotations
