@@ -179,8 +179,8 @@ class Body:
         # One value may need several requests, because rows are gathered block by block.
         requests = [
             request._replace(label=exchange.label, can_wait=exchanger.sums_early and exchange.can_wait)
-            for exchange, prepared_exchange in zip(wave, prepared_exchanges)
-            for request in prepared_exchange.requests
+            for exchange, prepared in zip(wave, prepared_exchanges)
+            for request in prepared.requests
         ]
         with tf.control_dependencies(self.last):
             results = exchanger.exchange(requests, self.copy.batch_slice, is_last) if requests else []
@@ -190,11 +190,9 @@ class Body:
         if needed_results:
             self.last = [needed_results[-1].op] if self.copy.is_ordered else [tf.group(*results)]
         remaining_results = iter(results)
-        for exchange, prepared_exchange in zip(wave, prepared_exchanges):
-            own_results = list(itertools.islice(remaining_results, len(prepared_exchange.requests)))
-            self.tensors.brought[id(exchange.value), exchange.find_piece() or WHOLE] = prepared_exchange.finish(
-                own_results
-            )
+        for exchange, prepared in zip(wave, prepared_exchanges):
+            own_results = list(itertools.islice(remaining_results, len(prepared.requests)))
+            self.tensors.brought[id(exchange.value), exchange.find_piece() or WHOLE] = prepared.finish(own_results)
 
     def _publish(self, values: Sequence[Value]) -> None:
         """Assign pieces to variables, and publish the new values to all ranks."""

@@ -15,7 +15,7 @@ from typing import Any
 from matex_tf.lazy import tf
 from matex_tf.rewrite.functions import find_callee
 from matex_tf.rewrite.nodes import Decision, Node, Value, require
-from matex_tf.rewrite.placement import WHOLE, ItemList, Partial, Sharded
+from matex_tf.rewrite.placement import ItemList, Partial, Sharded
 from matex_tf.rewrite.sharing import Exchanger, Request, Slice
 
 MUST_COMPILE = "_XlaMustCompile"
@@ -68,9 +68,7 @@ def _can_exchange(value: Value) -> bool:
 
     XLA has no strings. A rank does not know how many rows a mask selects on other ranks, so it cannot place its own.
     """
-    placement = value.placement
-    if isinstance(placement, ItemList):
-        placement = placement.item or WHOLE
+    placement = value.placement.item if isinstance(value.placement, ItemList) else value.placement
     has_all_rows = isinstance(placement, Sharded) and placement.rows.chosen is None
     return (isinstance(placement, Partial) or has_all_rows) and value.dtype.name != "string"
 

@@ -46,7 +46,8 @@ def _make_rows(user: Node, index: int, need: Sharded, key: tuple[Any, ...], deci
     """
     # The input must be made by an op of a known type that waits for no other op, and must have the rows of the batch.
     source = user.inputs[index].node
-    if source is None or source.type not in _KNOWN or source.controls or not user.has_length(index, need):
+    is_repeatable = source is not None and source.type in _KNOWN and not source.controls
+    if source is None or not is_repeatable or not user.has_length(index, need):
         return []
     node = Node(source.op, key, list(source.inputs), [], source.rows, user.batch_rows, source.repeats)
     node.outputs = [Value(source.outputs[0].tensor, (*key, 0), need, node)]

@@ -117,9 +117,7 @@ def explain_no_work(program: Program | None) -> str:
     if program is None or not _has_work(program):
         return ""
     exchanged = program.iterate_exchanged()
-    takers_of_gathered = (
-        node for value, node in exchanged if node is not None and isinstance(value.placement, Sharded)
-    )
+    takers_of_gathered = (node for value, node in exchanged if node and isinstance(value.placement, Sharded))
     node = next(takers_of_gathered, None)
     return f"its rows meet in {node.type} ({find_line(node.op)}), before the work that grows with them" if node else ""
 

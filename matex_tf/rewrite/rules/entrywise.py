@@ -139,10 +139,8 @@ def _combine_sizes(node: Node, combine: Callable[[Size, Size], Size | None]) -> 
     combine: computes a size from two sizes of which one or both count rows; None: no `Size` describes the result.
     """
     terms = [value.sizes for value in node.inputs if value.sizes is not None]
-    if (
-        not any(isinstance(placement, Sizes) for placement in node.placements)
-        or not len(terms) == len(node.inputs) == 2
-    ):
+    counts_rows = any(isinstance(placement, Sizes) for placement in node.placements)
+    if not counts_rows or not len(terms) == len(node.inputs) == 2:
         return None
     length = max(map(len, terms))
     # A single number is broadcast against a vector.

@@ -27,7 +27,8 @@ def draw_by_counter(node: Node) -> Decision:
     placement = _place_numbers(shape)
     lanes = _LANES.get(node.op.outputs[0].dtype.name)
     # A rank's numbers must be consecutive in the script's draw: one block of rows along axis 0.
-    if placement is None or lanes is None or placement.axis or not placement.rows.is_contiguous:
+    is_consecutive = placement is not None and placement.axis == 0 and placement.rows.is_contiguous
+    if placement is None or lanes is None or not is_consecutive:
         return draw_all(node)
 
     def emit(copy: Any, sizes: Any, key: Any, counter: Any, algorithm: Any) -> list[Any]:

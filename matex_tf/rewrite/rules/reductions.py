@@ -123,9 +123,8 @@ def _is_cheaper_gathered(node: Node) -> bool:
     """
     if node.repeats or node.outputs[0].shape is None or None in node.outputs[0].shape:
         return False
-    gathered_bytes = sum(
-        value.estimate_bytes(node.rows) for value in node.inputs if isinstance(value.placement, Sharded)
-    )
+    inputs_with_rows = [value for value in node.inputs if isinstance(value.placement, Sharded)]
+    gathered_bytes = sum(value.estimate_bytes(node.rows) for value in inputs_with_rows)
     return 0 < gathered_bytes < 2 * node.outputs[0].estimate_bytes(node.rows)
 
 

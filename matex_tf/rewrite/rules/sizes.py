@@ -14,26 +14,24 @@ from matex_tf.rewrite.placement import WHOLE, ItemList, NamedAxes, Placement, Ro
 from matex_tf.rewrite.rules.registry import keep_sizes, move_sizes, register_rule
 
 
-def describe_shape(node: Node, index: int) -> list[Size]:
+def _describe_shape(node: Node, index: int) -> tuple[Size, ...]:
     """The shape of an input: for the sharded axis a size that counts rows, for each other axis its fixed size."""
     placement, sizes = node.get_placement(index), [Size(None, size) for size in node.read_shape(index)]
     require(not isinstance(placement, ItemList))
     if isinstance(placement, Sharded):
         sizes[placement.axis] = Size(placement.rows)
-    return sizes
+    return tuple(sizes)
 
 
 @register_rule("Shape ShapeN")
 def shape(node: Node) -> Decision:
-    input_count = len(node.inputs)
-    return node.decide(
-        [None] * input_count, *(Sizes(tuple(describe_shape(node, index))) for index in range(input_count))
-    )
+    shapes = [Sizes(_describe_shape(node, index)) for index in range(len(node.inputs))]
+    return node.decide([None] * len(node.inputs), *shapes)
 
 
 @register_rule("Size")
 def size(node: Node) -> Decision:
-    return node.decide([None], Sizes((require_known(multiply_sizes(describe_shape(node, 0))),)))
+    return node.decide([None], Sizes((require_known(multiply_sizes(_describe_shape(node, 0))),)))
 
 
 @register_rule("Rank")

@@ -27,10 +27,9 @@ def slice_with_strides(node: Node) -> Decision:
     result, needs = _place_slice(node, placement, node.count_axes(0), node.read_length(0))
     # In a matrix from `tf.where(mask)`, column 0 has indices of rows of the script's tensor: `index_rows` is set. It
     # stays set for the slice `[:, 0]`, which takes all entries of axis 0 and entry 0 of axis 1.
-    is_column = placement.index_rows is not None and node.count_axes(0) == 2 and _list_entries(node) == (None, 0)
-    return node.decide(
-        [None, *needs], dataclasses.replace(result, index_rows=placement.index_rows) if is_column else result
-    )
+    if placement.index_rows is not None and node.count_axes(0) == 2 and _list_entries(node) == (None, 0):
+        result = dataclasses.replace(result, index_rows=placement.index_rows)
+    return node.decide([None, *needs], result)
 
 
 def _read_masks(node: Node) -> dict[str, int]:
