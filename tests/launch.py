@@ -164,7 +164,8 @@ def command(n: int, script: str | os.PathLike, *args: object, env: Mapping[str, 
     """The command line of `run`, for tests that need the process itself."""
     cores, by_memory = len(placement.list_cores()), probe.has_memory_for(n, mpirun())
     options = launcher.choose_options(mpirun(), n, cores, os.geteuid() == 0, environment=env, by_memory=by_memory)
-    return launcher.make_command(mpirun(), options, sys.executable, [script_file(script), *map(str, args)], module)
+    python = [sys.executable, *(["-m", "matex_tf"] if module else [])]
+    return [mpirun().path, *options, *python, script_file(script), *map(str, args)]
 
 
 SERVERS = 2

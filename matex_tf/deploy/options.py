@@ -34,9 +34,12 @@ _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")  # see `parse_time
 AnyOptions = TypeVar("AnyOptions", bound="Options")
 
 
-def declare(default: Any, help_text: str, metavar: str = "") -> Any:
-    """A field of `Options`. `metavar` stands for the value in the help page of the command line."""
-    return field(default=default, metadata={"help": help_text, "metavar": metavar or None})
+def declare(default: Any, help_text: str, metavar: str = "", **details: Any) -> Any:
+    """A field that is an option of a command. `metavar` stands for the value in the help page of the command line.
+
+    `details` of the names "setting" and "purpose" are for the caller; others are parameters of `click.option`.
+    """
+    return field(default=default, metadata={"help": help_text, "metavar": metavar or None, **details})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,29 +221,30 @@ def _name_option(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def add_options(*kinds: type[Options], omitted: Sequence[str] = ()) -> Callable[[Callable[..., Any]], Any]:
-    """A decorator that adds the options of these kinds of jobs, except `omitted`, to a command of click.
+def add_options(*kinds: type[Any], omitted: Sequence[str] = ()) -> Callable[[Callable[..., Any]], Any]:
+    """A decorator that adds the declared options of these dataclasses, except `omitted`, to a command of click.
 
     The value of an option that is not given is None or ().
     """
     declared_fields: dict[str, Field[Any]] = {}
     for option_field in (option_field for kind in kinds for option_field in fields(kind)):
-        declared_fields.setdefault(option_field.name, option_field)  # several kinds have an account
+        if option_field.metadata and option_field.name not in omitted:
+            declared_fields.setdefault(option_field.name, option_field)  # several kinds have an account
 
     def add_all(command: Callable[..., Any]) -> Any:
-        for name in reversed(declared_fields):
-            command = command if name in omitted else _make_click_option(declared_fields[name])(command)
+        for option_field in reversed(declared_fields.values()):
+            command = _make_click_option(option_field)(command)
         return command
 
     return add_all
 
 
 def _make_click_option(option_field: Field[Any]) -> Callable[..., Any]:
-    name, default = _name_option(option_field.name), option_field.default
-    if isinstance(default, bool):
-        return click.option(name, is_flag=True, default=None, help=option_field.metadata["help"])
-    value_type = int if isinstance(default, int) else str
-    return click.option(name, type=value_type, multiple=isinstance(default, tuple), **option_field.metadata)
+    default = option_field.default
+    details = {name: detail for name, detail in option_field.metadata.items() if name not in ("setting", "purpose")}
+    if not isinstance(default, bool):
+        details = {"type": int if isinstance(default, int) else str, "multiple": isinstance(default, tuple)} | details
+    return click.option(_name_option(option_field.name), is_flag=isinstance(default, bool), default=None, **details)
 
 
 def format_options(options: Options) -> list[str]:

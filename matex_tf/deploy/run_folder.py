@@ -82,7 +82,6 @@ def format_note(cluster: str, job: str, namespace: str = "", submitted: str = ""
 
 
 def write_note(folder: Path, cluster: str, job: str) -> None:
-    """Write the note of a job that was just submitted."""
     with atomic.write_beside(str(folder / NOTE)) as temporary_path:  # a killed process leaves no partial note
         Path(temporary_path).write_text(format_note(cluster, job, submitted=f"{time.time():.0f}"))
 

@@ -37,10 +37,18 @@ def format_script(heads: str, folder: str, before: str, command: str, after: str
     In lines `after`, $code is the exit code of the command, and the current folder is again the folder of submission,
     which lines `before` may have left.
     """
-    return _SCRIPT.format(
-        heads=heads, folder=folder, before=before, command=command, after=after,
-        again=os.EX_TEMPFAIL, signalled=128 + signal.SIGUSR1,
-    )  # fmt: skip
+    trap, run = format_run(command, signal.SIGUSR1)
+    return _SCRIPT.format(heads=heads, folder=folder, trap=trap, before=before, run=run, after=after)
+
+
+def format_run(command: str, number: signal.Signals) -> tuple[str, str]:
+    """Shell text that runs `command`, and passes the signal `number` on to it: the trap, and later the command.
+
+    $code is then the exit code of the command; EX_TEMPFAIL if the command has ended by the signal.
+    """
+    name = number.name.removeprefix("SIG")
+    run = _RUN.format(command=command, signal=name, signalled=128 + number, again=os.EX_TEMPFAIL)
+    return _TRAP.format(signal=name), run
 
 
 def format_note(cluster: str, job: str, submitted: str = "") -> str:
@@ -75,25 +83,30 @@ if [ $code -eq {again} ]; then
 """
 # - The command runs in the background, because a shell handles a signal between commands and during `wait`, but not
 #   while a command of the foreground runs.
+# - $asked is empty before the signal; `early` if the signal came before the command started; `told` if the trap has
+#   passed it on to the command.
+_TRAP = """\
+child= asked=
+trap 'asked=early; [ -z "$child" ] || {{ asked=told; kill -{signal} $child; }}' {signal}
+"""
 # - The signal ends `wait`, so the script waits again while the command runs.
 # - The command may end before the script can wait again: then the last `wait` returns its exit code. 127 means that the
 #   shell no longer has the code, because an earlier `wait` has returned it (bash in POSIX mode): that one counts.
-# - $asked is empty before the warning; `early` if the warning came before the command started; `told` if the trap has
-#   passed it on to the command.
-# - A run that was not yet ready for the warning ends by the signal. Its exit code becomes the one of a run that asks to
-#   be started again.
-_SCRIPT = """\
-#!/bin/bash
-{heads}submit_folder=$PWD run_folder={folder} child= asked=
-trap 'asked=early; [ -z "$child" ] || {{ asked=told; kill -USR1 $child; }}' USR1
-rm -f "$run_folder/exit-code"
-{before}{command} & child=$!
-[ "$asked" != early ] || kill -USR1 $child
+# - A run that was not yet ready for the signal ends by it. Its exit code becomes that of a run that asks to be started
+#   again.
+_RUN = """\
+{command} & child=$!
+[ "$asked" != early ] || kill -{signal} $child
 wait $child; code=$?
 while kill -0 $child 2> /dev/null; do wait $child; code=$?; done
 wait $child 2> /dev/null; last=$?; [ $last -eq 127 ] || code=$last
 [ -z "$asked" ] || [ $code -ne {signalled} ] || code={again}
-cd "$submit_folder"
+"""
+_SCRIPT = """\
+#!/bin/bash
+{heads}submit_folder=$PWD run_folder={folder}
+{trap}rm -f "$run_folder/exit-code"
+{before}{run}cd "$submit_folder"
 {after}echo $code > "$run_folder/exit-code"
 exit $code
 """

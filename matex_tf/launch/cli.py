@@ -16,6 +16,7 @@ import click
 
 from matex_tf import arguments, errors, settings
 from matex_tf.deploy import run_folder
+from matex_tf.deploy.options import add_options
 from matex_tf.launch import command_line, info, output_file, process, restarts, run_options
 from matex_tf.launch.hosts.places import Attempt, Places
 from matex_tf.launch.monitoring import event_log
@@ -85,7 +86,7 @@ def matex(ctx: click.Context) -> int:
 
 @matex.command(name="run", cls=RunCommand, short_help="Train SCRIPT.py on several ranks.")
 @click.option("-n", "ranks", type=make_count("ranks"), help="The number of ranks; also -np, --np and -c.")
-@run_options.add_run_options
+@add_options(Run)
 @click.pass_context
 def run_script(ctx: click.Context, /, **_: Any) -> int:
     """Train SCRIPT.py, unchanged, data-parallel on RANKS ranks.
@@ -123,10 +124,10 @@ def run_script(ctx: click.Context, /, **_: Any) -> int:
         from matex_tf.launch.monitoring import live  # this imports rich
 
         display = live.show_picture(record_folder)
-    events = event_log.EventLog(record_folder, run.target)
+    note_event = event_log.open_log(record_folder, run.target)
     with output_file.Outlet() as output, display:
-        code = _start_ranks(run, events.note_event)
-        events.note_event(f"ended with exit code {code}", end=code)
+        code = _start_ranks(run, note_event)
+        note_event(f"ended with exit code {code}", end=code)
     return output.correct_exit_code(code)
 
 

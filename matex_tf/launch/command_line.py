@@ -44,4 +44,4 @@ def make_command_line(run: Run, mpirun: mpirun_command.Mpirun | None = None) -> 
         mpirun, run.ranks, cores=len(placement.list_cores()), is_root=os.geteuid() == 0, user_options=run.options,
         environment=environment, settings=variables, by_memory=probe.has_memory_for(run.ranks, mpirun),
     )  # fmt: skip
-    return mpirun_command.make_command(mpirun, options, sys.executable, run.target)
+    return [mpirun.path, *options, sys.executable, "-m", "matex_tf", *run.target]

@@ -149,10 +149,3 @@ def choose_options(
         for name, value in variables.items():
             options += ["-genv", name, value]
     return [*options, *user_options, "-n", str(ranks)]
-
-
-def make_command(
-    mpirun: Mpirun, options: Sequence[str], python: str, target: Sequence[str], module: bool = True
-) -> list[str]:
-    """The complete command line: `mpirun OPTIONS python -m matex_tf TARGET`; without `-m matex_tf` if not `module`."""
-    return [mpirun.path, *options, python, *(["-m", "matex_tf"] if module else []), *target]

@@ -115,6 +115,7 @@ def _parse_network(text: str) -> str:
 
 RANKS = Parsed("ranks", parse_ranks)
 NUMBERS = Parsed("numbers", _parse_numbers)
+HOSTS = Parsed("hosts", lambda text: tuple(name.strip() for name in text.split(",") if name.strip()))
 BYTES = Parsed("size", _parse_bytes)
 TIME = Parsed("time", _parse_time)  # such as 6h, in seconds
 NETWORK = Parsed("network", _parse_network)

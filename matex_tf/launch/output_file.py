@@ -16,6 +16,7 @@ import socket
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 
 EXIT_OUTPUT_LOST = 120  # Python's own exit code if it cannot write its output at exit
 _CHUNK_BYTES = 1 << 16
@@ -78,7 +79,6 @@ class _Copy:
 
     def start(self) -> bool:
         """Start the child, and replace `descriptors` by the pipe that it reads. False: it did not start."""
-        _flush()
         reader, writer = os.pipe()
         self._connection, child_end = socket.socketpair()
         child_descriptor = child_end.fileno()
@@ -96,9 +96,8 @@ class _Copy:
             os.close(reader)
         is_ready = bool(self._connection.recv(1))  # b"" at the end of the child
         if is_ready:
-            self._originals = {descriptor: os.dup(descriptor) for descriptor in self._descriptors}
-            for descriptor in self._descriptors:
-                os.dup2(writer, descriptor)
+            self._redirection = contextlib.ExitStack()
+            self._redirection.enter_context(redirect(self._descriptors, writer))
         else:
             self._connection.close()
             self._child.wait()
@@ -110,12 +109,25 @@ class _Copy:
 
         A negative number is that of a signal that has ended the child.
         """
-        _flush()
-        for descriptor, original in self._originals.items():
-            os.dup2(original, descriptor)
-            os.close(original)
+        self._redirection.close()
         self._connection.close()
         return self._child.wait()
+
+
+@contextlib.contextmanager
+def redirect(descriptors: Sequence[int], target: int) -> Iterator[None]:
+    """Context in which writes to `descriptors` go to the file of the descriptor `target`."""
+    _flush()
+    originals = {descriptor: os.dup(descriptor) for descriptor in descriptors}
+    for descriptor in descriptors:
+        os.dup2(target, descriptor)
+    try:
+        yield
+    finally:
+        _flush()
+        for descriptor, original in originals.items():
+            os.dup2(original, descriptor)
+            os.close(original)
 
 
 def _flush() -> None:

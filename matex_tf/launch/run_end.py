@@ -82,5 +82,4 @@ class RunEnd:
 
 
 def read_end(folder: str | os.PathLike[str]) -> RunEnd:
-    """Read the end of the run with this folder."""
     return RunEnd(rank_records.read_records(folder), rank_records.are_files_written(folder))

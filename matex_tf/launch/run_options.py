@@ -14,14 +14,14 @@ import hashlib
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
 
 import click
 
 from matex_tf import arguments, settings
+from matex_tf.deploy.options import declare
 from matex_tf.launch.option_types import BYTES, HERE, Parsed, make_count
 from matex_tf.ops import cache
 from matex_tf.world import mpirun_options
@@ -39,71 +39,65 @@ STRATEGY = Parsed("value", settings.parse_strategy)
 ADAPT = Parsed("value", settings.parse_adapt)  # the type of `--adapt`, whose value is optional
 
 
-def _declare(default: Any, help_text: str, setting: str = "", purpose: str = "", **click_options: Any) -> Any:
-    """A field of `Run` that is an option of `matex run`.
-
-    Args:
-        setting: the variable by which the ranks get the value.
-        purpose: for the error message, if the option needs two ranks or more.
-        click_options: of the option, in addition to its name and help.
-    """
-    details = {"help": help_text, "is_flag": isinstance(default, bool), **click_options}
-    return field(default=default, metadata={"click": details, "setting": setting, "purpose": purpose})
-
-
 @dataclass(frozen=True)
 class Run:
     """The request of `matex run`; "" and 0: an option is not given.
 
-    `environment` is the environment of mpirun, which is forwarded to other hosts; None: this process's own.
+    The detail `setting` of an option is the variable by which the ranks get the value. An option with a `purpose`, the
+    text for the error message, needs two ranks or more. `environment` is the environment of mpirun, which is forwarded
+    to other hosts; None: this process's own.
     """
 
     ranks: int
     target: list[str]  # the script or "-m" and a module, with its arguments
     options: list[str] = field(default_factory=list)  # options of mpirun
-    dry_run: bool = _declare(False, "Print the command line of mpirun and run nothing.")
-    check: bool = _declare(False, "Run a few steps alone and on the ranks; compare losses, weights, files.")
-    share: bool = _declare(False, "With --check: use your own files if too large for a copy. Changes stay.")
-    steps: int = _declare(5, "With --check: the number of steps. Default: 5.", type=make_count("steps"))
-    explain: bool = _declare(
-        False, "Say whether each step is sharded, and if not, why.", "MATEX_EXPLAIN", "tells what ranks share"
-    )
-    strategy: str = _declare(
-        "", "Who updates the weights: auto, allreduce, sharded, servers:S, async or local:H.", "MATEX_STRATEGY",
-        type=STRATEGY, metavar="NAME",
+    dry_run: bool = declare(False, "Print the command line of mpirun and run nothing.")
+    check: bool = declare(False, "Run a few steps alone and on the ranks; compare losses, weights, files.")
+    share: bool = declare(False, "With --check: use your own files if too large for a copy. Changes stay.")
+    steps: int = declare(5, "With --check: the number of steps. Default: 5.", type=make_count("steps"))
+    explain: bool = declare(
+        False, "Say whether each step is sharded, and if not, why.", setting="MATEX_EXPLAIN",
+        purpose="tells what ranks share",
     )  # fmt: skip
-    adapt: str = _declare(
+    strategy: str = declare(
+        "", "Who updates the weights: auto, allreduce, sharded, servers:S, async or local:H.", "NAME", type=STRATEGY,
+        setting="MATEX_STRATEGY",
+    )  # fmt: skip
+    adapt: str = declare(
         "", "Give slower ranks fewer rows; the result stays the same. =ranks: also change the number of ranks.",
-        "MATEX_ADAPT", flag_value="on", type=ADAPT, metavar="[=ranks]",
+        "[=ranks]", flag_value="on", type=ADAPT, setting="MATEX_ADAPT",
     )  # fmt: skip
-    memory: float = _declare(
+    memory: float = declare(
         0.0, "The memory of a rank, as 16GiB, or here: larger slices are computed in parts.", type=BYTES
     )
-    profile: bool = _declare(
-        False, "Print a table at the end: compute, waiting, communication.", "MATEX_PROFILE",
-        "tells what ranks do together",
+    profile: bool = declare(
+        False, "Print a table at the end: compute, waiting, communication.", setting="MATEX_PROFILE",
+        purpose="tells what ranks do together",
     )  # fmt: skip
-    record: str = _declare(
-        "", "Record each rank there, for `matex top` and `report`.", purpose="tells what ranks use and wait for",
-        metavar="FOLDER",
-    )  # fmt: skip
-    live: bool = _declare(
-        False, "Show each rank below the output. Default of --record: runs/.",
+    record: str = declare(
+        "",
+        "Record each rank there, for `matex top` and `report`.",
+        "FOLDER",
+        purpose="tells what ranks use and wait for",
+    )
+    live: bool = declare(
+        False,
+        "Show each rank below the output. Default of --record: runs/.",
         purpose="shows what ranks use and wait for",
-    )  # fmt: skip
-    restarts: int = _declare(
+    )
+    restarts: int = declare(
         0, "Keep the state of the run. After a loss restart from it, at most TIMES times, on the remaining hosts.",
-        type=make_count("restarts"), metavar="TIMES",
+        "TIMES", type=make_count("restarts"),
     )  # fmt: skip
-    elastic: bool = _declare(
-        False, "Continue without a lost rank. If that is impossible, restart, at most --restarts or "
-        f"{RESTARTS} times.", "MATEX_ELASTIC", "goes on without a rank that is lost",
+    elastic: bool = declare(
+        False, f"Continue without a lost rank. If that is impossible, restart, at most --restarts or {RESTARTS} times.",
+        setting="MATEX_ELASTIC", purpose="goes on without a rank that is lost",
     )  # fmt: skip
     environment: Mapping[str, str] | None = None
 
     def list_settings(self, environment: Mapping[str, str]) -> dict[str, str]:
         """The settings that the options stand for, as environment variables of the ranks."""
-        values = {setting: getattr(self, name) for name, setting in _get_metadata("setting").items()}
+        values = {setting: getattr(self, name) for name, setting in _list_details("setting").items()}
         variables = {name: "1" if value is True else value for name, value in values.items() if value}
         if self.record:
             variables["MATEX_RECORD"] = os.path.abspath(self.record)
@@ -116,16 +110,9 @@ class Run:
         return variables
 
 
-def _get_metadata(key: str) -> dict[str, Any]:
-    """For each option that has it, the detail `key` of `_declare`, by the name of the option."""
-    return {option.name: option.metadata[key] for option in fields(Run) if option.metadata.get(key)}
-
-
-def add_run_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of `Run` to a command of click. The value of an option that is not given is None."""
-    for name, details in reversed(_get_metadata("click").items()):
-        command = click.option(f"--{name.replace('_', '-')}", default=None, **details)(command)
-    return command
+def _list_details(key: str) -> dict[str, str]:
+    """The detail `key` of each option that has it, by the name of the option."""
+    return {option.name: option.metadata[key] for option in fields(Run) if key in option.metadata}
 
 
 def name_state_folder(target: Sequence[str]) -> str:
@@ -208,7 +195,7 @@ def read_run(ctx: click.Context) -> Run:
         raise click.UsageError("--steps goes with --check: how many steps of the two runs are compared")
     if run.share and not run.check:
         raise click.UsageError("--share goes with --check: whether its runs may use what is too large for a copy")
-    purposes = _get_metadata("purpose")
+    purposes = _list_details("purpose")
     for name in ("restarts", "adapt", *purposes):
         if run.check and asked.get(name):
             raise click.UsageError(f"--{name} and --check do not go together: what is checked is a few first steps")

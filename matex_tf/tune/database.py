@@ -99,7 +99,6 @@ class Database:
                     self._file.execute(statement)
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
     # Searches and tasks

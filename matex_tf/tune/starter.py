@@ -119,5 +119,4 @@ class Starter:
 
 
 def get_trial_folder(search: Path, number: int) -> Path:
-    """The folder of a trial."""
     return search / f"trial-{number}"

@@ -30,7 +30,8 @@ SCRIPT = """\
 #SBATCH --signal=B:USR1@120
 #SBATCH --requeue
 #SBATCH --exclusive
-submit_folder=$PWD run_folder="$PWD"/runs/train-1 child= asked=
+submit_folder=$PWD run_folder="$PWD"/runs/train-1
+child= asked=
 trap 'asked=early; [ -z "$child" ] || { asked=told; kill -USR1 $child; }' USR1
 rm -f "$run_folder/exit-code"
 if ! grep -qsF "\\"job\\": \\"$SLURM_JOB_ID\\"" "$run_folder/job.json"; then

@@ -199,8 +199,3 @@ def test_files_of_open_mpi_may_say_how_ranks_reach_each_other(tmp_path, monkeypa
         (tmp_path / name).write_text("  btl = self,tcp\n")
         assert not probe.has_memory_for(1, mpirun, str(tmp_path))
         (tmp_path / name).unlink()
-
-
-def test_the_whole_command():
-    words = mpirun_command.make_command(OPENMPI_5, ["-n", "2"], "/venv/bin/python", ["train.py", "--epochs", "3"])
-    assert words == "/opt/bin/mpirun -n 2 /venv/bin/python -m matex_tf train.py --epochs 3".split()

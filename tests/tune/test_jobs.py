@@ -42,7 +42,8 @@ SCRIPT = """\
 #SBATCH --signal=B:USR1@120
 #SBATCH --requeue
 #SBATCH --exclusive
-submit_folder=$PWD run_folder='/a b/100%/trial-7' child= asked=
+submit_folder=$PWD run_folder='/a b/100%/trial-7'
+child= asked=
 trap 'asked=early; [ -z "$child" ] || { asked=told; kill -USR1 $child; }' USR1
 rm -f "$run_folder/exit-code"
 if ! grep -qsF "\\"job\\": \\"$SLURM_JOB_ID\\"" "$run_folder/job.json"; then

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from matex_tf.deploy import run_folder
+from matex_tf.deploy import run_folder, shell_text
 from matex_tf.deploy.options import FOLDER_VARIABLES, NAME, Options, check_variables, declare, parse_time
 
 HOSTFILE = "/etc/mpi/hostfile"  # written by the MPI operator
@@ -152,43 +152,29 @@ def _format_script(command: Sequence[str], setup: Sequence[str], folder: str, no
     """
     folder_word = shlex.quote(folder)
     note_lines = _NOTE.format(at=folder_word, note=shlex.quote(note), file=run_folder.NOTE, code=os.EX_CANTCREAT)
+    trap, run = shell_text.format_run(shlex.join(command), signal.SIGTERM)
     return _LAUNCHER_SCRIPT.format(
         setup="".join(f"{line}\n" for line in setup), note=note_lines if folder else "", over=shlex.quote(OVER),
-        ended=f"{folder_word}/{run_folder.EXIT_CODE}" if folder else "", command=shlex.join(command),
-        again=os.EX_TEMPFAIL, signalled=128 + signal.SIGTERM,
+        ended=f"{folder_word}/{run_folder.EXIT_CODE}" if folder else "", trap=trap, run=run, again=os.EX_TEMPFAIL,
     )  # fmt: skip
 
 
-# The lines of the launcher's script:
-# 1. $ended is the file on the volume for the run's exit code; "" without a volume.
-# 2. `tell` writes the termination message (`OVER`), which `matex follow` reads.
-# 3. Kubernetes asks a launcher to end by SIGTERM. $asked is then `told`, if the trap has passed the signal on to the
-#    run, or `early`, if the run had not started. Before the signal it is empty.
-# 4. Kubernetes starts another launcher after any exit code but 0. A launcher that finds the file $ended, and so an
-#    ended run, only repeats the exit code.
-# 5. After a signal during `setup` the run does not start. Its exit code EX_TEMPFAIL asks to be started again.
-# 6. The run is in the background, because the shell handles a signal only between commands or during `wait`.
-# 7. The signal came between lines 5 and 6.
-# 8. and 9. A signal ends `wait` while the run goes on, so the script waits again until there is no process of the run.
-# 10. This `wait` returns the exit code of the run.
-# 11. If it is the code of SIGTERM, the run was not yet ready for the signal. It becomes EX_TEMPFAIL.
-# 12. With any code but EX_TEMPFAIL the run is over. With a volume, the file $ended then keeps the code.
+# - Kubernetes asks a launcher to end by SIGTERM. After a signal during `setup` the run does not start. Its exit code
+#   EX_TEMPFAIL asks to be started again.
+# - $ended is the file on the volume for the run's exit code; "" without a volume. With any code but EX_TEMPFAIL the run
+#   is over, and the file keeps the code.
+# - `tell` writes the termination message (`OVER`), which `matex follow` reads.
+# - Kubernetes starts another launcher after any exit code but 0. A launcher that finds the file $ended, and so an ended
+#   run, only repeats the exit code.
 _LAUNCHER_SCRIPT = """\
-child= asked= ended={ended}
+ended={ended}
 tell() {{ [ ! -w /dev/termination-log ] || echo {over} > /dev/termination-log; }}
-trap 'asked=early; [ -z "$child" ] || {{ asked=told; kill -TERM $child; }}' TERM
-[ ! -s "$ended" ] || {{ tell; exit $(cat "$ended"); }}
+{trap}[ ! -s "$ended" ] || {{ tell; exit $(cat "$ended"); }}
 {note}{setup}[ -z "$asked" ] || exit {again}
-{command} & child=$!
-[ "$asked" != early ] || kill -TERM $child
-wait $child
-while kill -0 $child 2> /dev/null; do wait $child; done
-wait $child; code=$?
-[ -z "$asked" ] || [ $code -ne {signalled} ] || code={again}
-[ $code -eq {again} ] || [ -z "$ended" ] || {{ echo $code > "$ended" && tell; }}
+{run}[ $code -eq {again} ] || [ -z "$ended" ] || {{ echo $code > "$ended" && tell; }}
 exit $code
 """
-# Writes the note of the run's folder before line 5. A volume that cannot be written ends the run.
+# Writes the note of the run's folder. A volume that cannot be written ends the run.
 _NOTE = """\
 mkdir -p {at} && echo {note} > {at}/{file} || {{
 echo "matex: $(hostname) cannot write {at}: is the volume of --claim full, or may $(id -un) not write there?" >&2

@@ -25,6 +25,7 @@ from rich.live import Live
 from rich.text import Text
 
 from matex_tf.deploy.following import LineSplitter
+from matex_tf.launch import output_file
 from matex_tf.monitor import picture, recording
 
 _PAUSE, _PLAIN_PAUSE = 1.0, 30.0  # seconds between displays, and between status lines
@@ -35,8 +36,6 @@ _CHUNK_BYTES = 1 << 16
 @contextlib.contextmanager
 def show_picture(folder: str) -> Iterator[None]:
     """Context in which a child displays the run recorded in `folder`."""
-    sys.stdout.flush()
-    sys.stderr.flush()
     if os.isatty(1):
         reader, writer = pty.openpty()
         tty.setraw(writer)  # pass all bytes unchanged
@@ -51,17 +50,10 @@ def show_picture(folder: str) -> Iterator[None]:
         stdin=subprocess.DEVNULL, stdout=None if replaced_descriptors else 2,  # 2: status lines, to standard error
     )  # fmt: skip
     os.close(reader)
-    originals = [os.dup(descriptor) for descriptor in replaced_descriptors]
-    for descriptor in replaced_descriptors:
-        os.dup2(writer, descriptor)
     try:
-        yield
+        with output_file.redirect(replaced_descriptors, writer):
+            yield
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        for descriptor, original in zip(replaced_descriptors, originals):
-            os.dup2(original, descriptor)
-            os.close(original)
         os.close(writer)
         try:
             child.wait(_PATIENCE)

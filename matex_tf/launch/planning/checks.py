@@ -17,7 +17,7 @@ from matex_tf.launch.planning.sizes import choose_memory, choose_sizes
 from matex_tf.observe import measured_steps
 from matex_tf.planner.plan_file import Plan
 
-_ALLOWED_WITH_CHECK = ("check", "run_on", "hosts", "file", "script")
+_ALLOWED_WITH_CHECK = ("check", "run_on", "hosts", "json", "script")
 _IDLE_TARGET = ("-m", "platform")  # a module that exits at once, to test whether ranks can be started
 
 
@@ -54,9 +54,9 @@ def name_results(plan_path: Path) -> Path:
 
 def _check_files(values: dict[str, Any], script: Sequence[str]) -> None:
     """Raises click.UsageError for an unwritable output file, and for one that is also an input or another output."""
-    files = [("--json", values["file"]), ("--chart", values["chart"])]
-    if values["file"] and not values["check"]:
-        files.append(("--json, which writes the table next to the plan,", str(name_results(Path(values["file"])))))
+    files = [("--json", values["json"]), ("--chart", values["chart"])]
+    if values["json"] and not values["check"]:
+        files.append(("--json, which writes the table next to the plan,", str(name_results(Path(values["json"])))))
     used_files: dict[Path, str] = {Path(script[0]).resolve(): "an input file"}
     for option, name in files:
         if not name:

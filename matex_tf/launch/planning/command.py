@@ -11,7 +11,7 @@ from click.core import ParameterSource
 
 from matex_tf.costs import collectives
 from matex_tf.launch import command_line, run_options
-from matex_tf.launch.option_types import BYTES, NETWORK, NUMBERS, RANKS, TIME, make_count
+from matex_tf.launch.option_types import BYTES, HOSTS, NETWORK, NUMBERS, RANKS, TIME, make_count
 from matex_tf.launch.planning import checks, ranks, requests
 from matex_tf.launch.planning import run as planning
 from matex_tf.launch.run_options import Run
@@ -33,24 +33,36 @@ from matex_tf.planner.plan_file import PlanFileError
     f"second as 20e-6:3e9. Default: as an earlier run measured it, else {planning.DEFAULT_NETWORK}.",
 )  # fmt: skip
 @click.option(
-    "--host", "hosts", default="", metavar="A,B", help="Hosts for ranks that time the network, and for --check."
+    "--host",
+    "hosts",
+    type=HOSTS,
+    default="",
+    metavar="A,B",
+    help="Hosts for ranks that time the network, and for --check.",
 )
 @click.option("--scaling", type=click.Choice(["strong", "weak"]), help="As MATEX_SCALING.")
-@click.option("--batch", type=NUMBERS, metavar="ROWS,...", help="Also predict for other global batches.")
+@click.option(
+    "--batch", "batches", type=NUMBERS, default=(), metavar="ROWS,...", help="Also predict for other global batches."
+)
 @click.option(
     "--target", type=click.FloatRange(0, 1), default=choice.TARGET, help="The least efficiency of the chosen ranks."
 )
-@click.option("--deadline", type=TIME, help="Choose the fewest ranks that train --epochs in this time: 6h.")
-@click.option("--epochs", type=make_count("epochs"), help="With --deadline: the number of epochs.")
 @click.option(
-    "--epoch-steps", type=make_count("steps"), help="Steps of an epoch of the script alone. Default: counted."
+    "--deadline", type=TIME, default=0.0, help="Choose the fewest ranks that train --epochs in this time: 6h."
+)
+@click.option("--epochs", type=make_count("epochs"), default=0, help="With --deadline: the number of epochs.")
+@click.option(
+    "--epoch-steps",
+    type=make_count("steps"),
+    default=0,
+    help="Steps of an epoch of the script alone. Default: counted.",
 )
 @click.option("--memory", type=BYTES, default=0.0, help="The memory of a rank, as 16GiB; here: its share of this host.")
 @click.option(
     "--steps", type=click.IntRange(phantoms.LEAST), default=phantoms.STEPS, help="Steps to train at each size."
 )
 @click.option(
-    "--json", "file", metavar="FILE", default="",
+    "--json", metavar="FILE", default="",
     help="Write the measurements and the table to this file; with --check its output.",
 )  # fmt: skip
 @click.option("--chart", metavar="FILE", default="", help="Write a chart to this SVG file.")
@@ -84,9 +96,9 @@ def plan_command(ctx: click.Context, /, **values: Any) -> int:
     try:
         with started.catch_signals():
             if values["check"]:
-                plan, hosts = plan_file.load_plan(script[0]), requests.split_hosts(values["hosts"])
+                plan, hosts = plan_file.load_plan(script[0]), values["hosts"]
                 checks.check_runs(plan, values["run_on"], hosts, launch)
-                return ranks.check_predictions(plan, values["run_on"], launch, hosts, values["file"])
+                return ranks.check_predictions(plan, values["run_on"], launch, hosts, values["json"])
             run_options.check_target(Run(ranks=1, target=list(script)))
             request = requests.read_options(values)
             checks.check_request(request)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 from matex_tf import memory, settings
@@ -26,8 +27,8 @@ class PlanRequest:
     steps: int  # the steps to train at each size of slices
     json: str
     chart: str
-    hosts: tuple[str, ...] = ()  # hosts on which ranks are started to time the network
-    batches: tuple[int, ...] = ()  # other global batches to predict, in rows
+    hosts: Sequence[str] = ()  # hosts on which ranks are started to time the network
+    batches: Sequence[int] = ()  # other global batches to predict, in rows
     strategy: str = ""  # MATEX_STRATEGY; it is priced in addition to the other strategies
 
     @property
@@ -40,19 +41,11 @@ class PlanRequest:
 
 
 def read_options(values: dict[str, Any]) -> PlanRequest:
-    """Read the options of the command line."""
+    """Read the options of the command line, of which most have the names of the fields."""
     per_host = values["ranks_per_host"] or len(placement.list_cores())
     # HERE: "--memory here", an equal part of the free memory of this host.
     rank_bytes = memory.measure_free() / per_host if values["memory"] == HERE else values["memory"]
-    return PlanRequest(
-        ranks=values["ranks"], ranks_per_host=per_host, network=values["network"],
-        scaling=values["scaling"] or settings.get_settings().scaling, target=values["target"],
-        deadline=values["deadline"] or 0.0, epochs=values["epochs"] or 1, epoch_steps=values["epoch_steps"] or 0,
-        memory=rank_bytes, steps=values["steps"], json=values["file"], chart=values["chart"],
-        hosts=split_hosts(values["hosts"]), batches=tuple(values["batch"] or ()),
-        strategy=settings.get_settings().strategy,
-    )  # fmt: skip
-
-
-def split_hosts(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())
+    defaults = settings.get_settings()
+    given = {option.name: values[option.name] for option in fields(PlanRequest) if option.name in values}
+    filled = {"ranks_per_host": per_host, "memory": rank_bytes, "scaling": values["scaling"] or defaults.scaling}
+    return PlanRequest(**given | filled, strategy=defaults.strategy)

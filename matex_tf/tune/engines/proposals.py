@@ -62,14 +62,12 @@ class Proposals:
         return config, ENGINE
 
     def tell(self, config: Config, cost: float) -> None:
-        """Report the cost of a configuration."""
         if self._thread is None:
             self._tell_engine(config, cost)
         else:
             self._reports.append(self._thread.submit(self._tell_engine, config, cost))
 
     def close(self) -> None:
-        """Stop the engine's thread."""
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)
 

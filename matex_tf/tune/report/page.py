@@ -26,7 +26,6 @@ _GREY = 6  # index of grey among the line colours
 
 
 def is_search(folder: Path) -> bool:
-    """Whether `folder` is the folder of a search."""
     return (folder / setup.NOTE).is_file()
 
 

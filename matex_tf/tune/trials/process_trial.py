@@ -77,7 +77,6 @@ class ProcessTrial(Trial):
             self._kill_group()
 
     def _kill_group(self) -> None:
-        """Kill the child and its group of processes."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._child.pid, signal.SIGKILL)
 
