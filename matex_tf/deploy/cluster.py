@@ -61,6 +61,15 @@ class Cluster(abc.ABC, Generic[AnyOptions]):
         """A function that returns the output since its last call."""
         return run_folder.make_reader(job.folder)
 
+    def find_records(self, job: Job) -> str:
+        """The folder with the records of the run, for `matex top`. Raises JobError if this machine does not see it."""
+        if job.folder:
+            return job.folder
+        raise JobError(
+            f"job {job.id} {self.find_state(job)}\nThe folder of that run is unknown here: name it, for example "
+            "runs/train-1"
+        )
+
     def cancel_job(self, job: Job) -> None:
         """End the job. Raises JobError also if it has already ended."""
         check_cancellable(job, self.find_state(job))

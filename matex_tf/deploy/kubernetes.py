@@ -74,11 +74,6 @@ class KubernetesCluster(Cluster[Kubernetes]):
         return f"MPIJob {job.id}{namespace_text}: a launcher and {size_text}; {volume_text}"
 
     def find_records(self, job: Job) -> str:
-        """The folder with the job's records, for `matex top` and `matex report` on a machine that sees it.
-
-        Raises:
-            JobError: the job does not exist, has no records, or this machine does not see their folder.
-        """
         mpijob = _get_object(job, "mpijobs.kubeflow.org", job.id)
         if mpijob is None:
             raise JobError(f"{job.id} {_describe_unknown(job)}")

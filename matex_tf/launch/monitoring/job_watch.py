@@ -18,7 +18,6 @@ from matex_tf.deploy import command, run_folder
 from matex_tf.deploy.cluster import Cluster
 from matex_tf.deploy.job import ENDED, FORGOTTEN, STUCK, Job, JobError, State, UnreachableError
 from matex_tf.deploy.kubectl import mpijob
-from matex_tf.deploy.kubernetes import KUBERNETES
 from matex_tf.monitor import picture, recording
 
 QUERY_INTERVAL = 15.0  # seconds between queries of the scheduler
@@ -39,33 +38,17 @@ def find_run_folder(run: str, namespace: str = "") -> str:
     Raises:
         RecordingError: the job or its folder is unknown, or this machine does not see the folder.
     """
-    if os.path.isdir(run):
-        return run
-    if run.isascii() and run.isdigit():
-        return _find_folder_of_number(run)
+    is_number = run.isascii() and run.isdigit()
     may_be_kubernetes = mpijob.is_name(run) and (namespace or shutil.which("kubectl") is not None)
-    if not may_be_kubernetes:
-        return run  # a folder that does not exist; the reader of its records says so
+    if os.path.isdir(run) or not (is_number or may_be_kubernetes):
+        return run  # if the folder does not exist, the reader of its records says so
     try:
-        return KUBERNETES.find_records(Job(run, namespace=namespace))
+        cluster, job = command.find_job(run, namespace)
+        return cluster.find_records(job)
+    except click.UsageError as error:
+        raise recording.RecordingError(f"there is no folder {run}, nor a job: {error.message}") from None
     except JobError as error:
         raise recording.RecordingError(command.describe_failure(run, str(error))) from None
-
-
-def _find_folder_of_number(number: str) -> str:
-    try:
-        cluster, job = command.find_job(number, "")
-    except click.UsageError as error:
-        raise recording.RecordingError(f"there is no folder {number}, nor a job: {error.message}") from None
-    if job.folder:
-        return job.folder
-    try:
-        explanation = f"job {number} {cluster.find_state(job)}"
-    except JobError as error:
-        explanation = str(error)
-    raise recording.RecordingError(
-        f"{explanation}\nThe folder of that run is unknown here: name it, for example runs/train-1"
-    )
 
 
 class JobWatch:
