@@ -78,7 +78,7 @@ model = keras.Sequential([keras.Input((500,)), keras.layers.Dense(600)])
 model.compile(keras.optimizers.SGD(0.1), "mse")
 losses = model.fit(x, y, batch_size=32, epochs=6, verbose=0).history["loss"]
 print("losses", *losses)
-assert len(plans[-1]._copies) == 2
+assert len(plans[-1].copies.made) == 2
 assert step_trials.may_overlap() is True
 assert step_trials.may_overlap(in_pieces=True) is several_hosts
 """
@@ -124,7 +124,7 @@ def train(name, gain, share=0.0):
     model = keras.Sequential([keras.Input((300,)), keras.layers.Dense(500, "tanh"), keras.layers.Dense(300)])
     model.compile(keras.optimizers.Adam(1e-3), "mse")
     model.fit(x, y, batch_size=32, epochs=1, verbose=0)
-    first = len(plans[0].pieces.list_variables())
+    first = len(plans[0].copies.pieces.list_variables())
     model.fit(x, y, batch_size=32, epochs=32, verbose=0)
     model.evaluate(x, y, verbose=0)
     plan, trial = plans[0], tags.get_tag(plans[0], step_trials.TRIAL)

@@ -115,9 +115,8 @@ def test_an_error_of_one_rank_after_the_last_collective_of_a_step_is_raised_on_a
 def make_step(function, *given, source=None):
     """What is known of the plan of a step, whose function is a `tf.function`."""
     own = capture.trace_step(function, given, {})
-    return SimpleNamespace(
-        traced=own, argument_count=len(own.graph.inputs) - len(own.captured_inputs), source=source, place="s"
-    )
+    inputs = SimpleNamespace(argument_count=len(own.graph.inputs) - len(own.captured_inputs), source=source)
+    return SimpleNamespace(traced=own, inputs=inputs, place="s")
 
 
 def test_two_losses_within_a_step_leave_its_variables_as_they_were():
