@@ -2,8 +2,7 @@
 
 An iterator or a shuffle reaches the saved position only by a repetition of what happened before it. So the hooks skip
 the data before the saved step: they begin each epoch, take its batches if the position of the data depends on them, and
-train none of them. `Fit` is a call of `fit` with its saved state; a table in `fit_state` explains its flags, such as
-`seeks_step`.
+train none of them. `Phase` lists how far the call is.
 
 1. `_wrap_source` notes the data source of the call of `fit`.
 2. Ended epochs are skipped by `_skip_epoch`, which `skip_epochs` (Keras 3) or `_wrap_epochs` (Keras 2) calls.
@@ -19,7 +18,8 @@ from typing import Any
 
 from matex_tf.lazy import tf
 from matex_tf.resilience import source_data
-from matex_tf.resilience.fit_state import Fit, find_current
+from matex_tf.resilience.fit_state import find_current
+from matex_tf.resilience.resumption import Phase, Resumption
 from matex_tf.runtime.keras_table import KerasTable
 from matex_tf.sharding import shard_arrays
 from matex_tf.steps import weak_scaling
@@ -45,50 +45,50 @@ def _wrap_source(original: Any) -> Any:
     return __init__
 
 
-def _find_resumed_fit(source: Any) -> Fit | None:
-    """The call of `fit` that trains on `source`, if it resumes from a saved state."""
+def _find_resumption(source: Any) -> Resumption | None:
+    """The resumption of the call of `fit` that trains on `source`; None if it has no saved state."""
     fit = find_current()
-    return fit if fit is not None and fit.saved is not None and fit.source is source else None
+    return None if fit is None or fit.source is not source else fit.resumption
 
 
-def _skip_epoch(fit: Fit, steps: Iterator[tuple[Any, int]]) -> None:
+def _skip_epoch(resumption: Resumption, steps: Iterator[tuple[Any, int]]) -> None:
     """Skip an epoch, so that iterators and shuffles advance as in the original run.
 
     `steps` yields each step's iterator and number of batches. A loop over it lets Keras begin the epoch. Batches are
     taken only if the position of the data depends on them, or if a training step must create variables.
     """
+    fit = resumption.fit
     takes_batches = source_data.has_position(fit.source, fit.calls_python)
-    with fit.source.catch_stop_iteration(), fit.skip_data():
+    with fit.source.catch_stop_iteration(), resumption.skip_data():
         for iterator, batch_count in steps:
-            _skip_step(fit, iterator, batch_count, takes_batches)
+            _skip_step(resumption, iterator, batch_count, takes_batches)
 
 
-def _skip_step(fit: Fit, iterator: Any, batch_count: int, takes_batches: bool = True) -> None:
+def _skip_step(resumption: Resumption, iterator: Any, batch_count: int, takes_batches: bool = True) -> None:
     """Skip a step of `batch_count` batches. `takes_batches`: take its batches from the iterator.
 
-    If some saved variables exist only after a training step, the first skipped step is trained. `Fit.restore` then
-    replaces all its results.
+    If some saved variables exist only after a training step, the first skipped step is trained. `Resumption.restore`
+    then replaces all its results.
     """
-    if fit.lacks_variables and not fit.has_created_variables:
-        fit.has_created_variables = True
+    if resumption.lacks_variables and not resumption.has_created_variables:
+        resumption.has_created_variables = True
         batches = source_data.take_batches(iterator, batch_count)
-        fit.model.train_function(source_data.make_iterator(batches, iterator.element_spec))
-        fit.restore()
+        resumption.fit.model.train_function(source_data.make_iterator(batches, iterator.element_spec))
+        resumption.restore()
     elif takes_batches:
         source_data.take_batches(iterator, batch_count)
 
 
-def skip_epochs(fit: Fit) -> None:
+def skip_epochs(resumption: Resumption) -> None:
     """Keras 3: skip the epochs that had ended. `fit_hooks` calls this before the epochs of the restarted call."""
-    source = fit.source
-    for _ in range(fit.epoch - fit.first_epoch):
-        _skip_epoch(fit, ((iterator, source.steps_per_execution) for _, _, iterator in source))
-    fit.return_to_epoch()
-    fit.seeks_step = fit.is_resumed
+    source = resumption.fit.source
+    for _ in range(resumption.epoch - resumption.fit.first_epoch):
+        _skip_epoch(resumption, ((iterator, source.steps_per_execution) for _, _, iterator in source))
+    resumption.begin_epoch()
 
 
 def _resume_steps(
-    fit: Fit, steps: Iterator[Any], describe_step: Callable[[Any], tuple[int, Any, int]]
+    resumption: Resumption, steps: Iterator[Any], describe_step: Callable[[Any], tuple[int, Any, int]]
 ) -> Iterator[Any]:
     """Skip the steps before the saved position, restore the state, and yield the remaining steps of the epoch.
 
@@ -100,27 +100,27 @@ def _resume_steps(
         steps: all steps of the epoch, as Keras yields them.
         describe_step: returns a step's number in the epoch, its iterator, and its number of batches.
     """
-    fit.seeks_step, last_skipped = False, None
+    resumption.phase, last_skipped = Phase.SKIPS_STEPS, None
     for step in steps:
         number, iterator, batch_count = describe_step(step)
-        if number < fit.step:
-            with fit.skip_data():
-                _skip_step(fit, iterator, batch_count)
+        if number < resumption.step:
+            with resumption.skip_data():
+                _skip_step(resumption, iterator, batch_count)
             last_skipped = step
             continue
-        is_first = fit.is_before_saved_step and last_skipped is not None  # the first step after skipped ones
-        if is_first and not source_data.has_length(fit.source):
+        is_first = resumption.is_before_saved_step and last_skipped is not None  # the first step after skipped ones
+        if is_first and not source_data.has_length(resumption.fit.source):
             # Only taking the batches shows whether there is a further step. This step then trains these batches. At the
             # end of the data, the last step is repeated, and then `step` finds the end again: Keras ends the epoch.
             next_batches = _take_next_batches(iterator, batch_count)
             if next_batches is None:
-                yield _repeat_last_step(fit, last_skipped)
+                yield _repeat_last_step(resumption, last_skipped)
             else:
-                _feed_next_step(fit.model, next_batches)
-        fit.reach_step()
+                _feed_next_step(resumption.fit.model, next_batches)
+        resumption.reach_step()
         yield step
-    if fit.is_before_saved_step and last_skipped is not None:  # all steps were skipped
-        yield _repeat_last_step(fit, last_skipped)
+    if resumption.is_before_saved_step and last_skipped is not None:  # all steps were skipped
+        yield _repeat_last_step(resumption, last_skipped)
 
 
 def _take_next_batches(iterator: Any, batch_count: int) -> Any:
@@ -132,9 +132,9 @@ def _take_next_batches(iterator: Any, batch_count: int) -> Any:
     return source_data.make_iterator(batches, iterator.element_spec)
 
 
-def _repeat_last_step(fit: Fit, last_skipped: Any) -> Any:
+def _repeat_last_step(resumption: Resumption, last_skipped: Any) -> Any:
     """The last step of an epoch, for Keras to call again. The call trains nothing, and returns the saved logs."""
-    _replace_next_step(fit.model, lambda _: fit.saved["logs"])
+    _replace_next_step(resumption.fit.model, lambda _: resumption.saved["logs"])
     return last_skipped
 
 
@@ -162,11 +162,11 @@ def _wrap_epoch_steps(original: Any) -> Any:
     """The steps of an epoch in Keras 3."""
 
     def _enumerate_iterator(self: Any) -> Iterator[Any]:
-        fit = _find_resumed_fit(self)
-        if fit is None or not fit.seeks_step:
+        resumption = _find_resumption(self)
+        if resumption is None or resumption.phase != Phase.BEGINS_EPOCH:
             yield from original(self)
             return
-        yield from _resume_steps(fit, original(self), lambda step: (step[0], step[2], self.steps_per_execution))
+        yield from _resume_steps(resumption, original(self), lambda step: (step[0], step[2], self.steps_per_execution))
 
     return _enumerate_iterator
 
@@ -176,22 +176,22 @@ def _wrap_epochs(original: Any) -> Any:
     """The epochs in Keras 2, of which the ended ones are skipped."""
 
     def enumerate_epochs(self: Any) -> Iterator[Any]:
-        fit = _find_resumed_fit(self)
-        if fit is None:
+        resumption = _find_resumption(self)
+        if resumption is None:
             yield from original(self)
             return
         # The callback `BackupAndRestore` may have changed both.
-        self._initial_epoch, self._initial_step = fit.first_epoch, 0
+        self._initial_epoch, self._initial_step = resumption.fit.first_epoch, 0
         for epoch, iterator in original(self):
-            if epoch < fit.epoch:
+            if epoch < resumption.epoch:
                 # Keras sets `step_increment`, the number of batches of a step minus 1, when the step begins.
-                _skip_epoch(fit, ((iterator, self.step_increment + 1) for _ in self.steps()))
+                _skip_epoch(resumption, ((iterator, self.step_increment + 1) for _ in self.steps()))
                 continue
-            if fit.is_over:
+            if resumption.phase == Phase.OVER:
                 return
-            if fit.is_before_saved_step:
-                fit.return_to_epoch()
-                fit.seeks_step, fit.iterator = True, iterator
+            if resumption.is_before_saved_step:
+                resumption.begin_epoch()
+                resumption.iterator = iterator
             yield epoch, iterator
 
     return enumerate_epochs
@@ -202,10 +202,12 @@ def _wrap_steps(original: Any) -> Any:
     """The steps of an epoch in Keras 2."""
 
     def steps(self: Any) -> Iterator[Any]:
-        fit = _find_resumed_fit(self)
-        if fit is None or not fit.seeks_step:
+        resumption = _find_resumption(self)
+        if resumption is None or resumption.phase != Phase.BEGINS_EPOCH:
             yield from original(self)
             return
-        yield from _resume_steps(fit, original(self), lambda step: (step, fit.iterator, self.step_increment + 1))
+        yield from _resume_steps(
+            resumption, original(self), lambda step: (step, resumption.iterator, self.step_increment + 1)
+        )
 
     return steps

@@ -1,7 +1,7 @@
 """Hooks on Keras' `fit` in a run with saved state: calls that had ended are skipped, an interrupted call resumes.
 
-Each call has a `fit_state.Fit`, which knows whether the call had ended (`is_over`), was interrupted (`is_resumed`), or
-has no saved state (`saved` is None). These hooks pass the events of training on to it.
+Each call has a `fit_state.Fit`, and with a saved state a `resumption.Resumption`. These hooks pass the events of
+training on to both.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 
 from matex_tf.resilience import callback_state, data_hooks, run_state, source_data
 from matex_tf.resilience.fit_state import Fit, find_current, is_nested
+from matex_tf.resilience.resumption import Resumption
 from matex_tf.runtime import notes
 from matex_tf.runtime.keras_table import KerasTable
 from matex_tf.steps import events
@@ -23,7 +24,9 @@ def install() -> None:
     """Install the hooks that save and restore the state of this run."""
     HOOKS.install()
     data_hooks.HOOKS.install()
-    events.training_begins.add_listener(_begin_training)
+    events.training_begins.add_listener(
+        lambda model, callbacks: _notify(model, "begin_training", _flatten_callbacks(callbacks), callbacks.params)
+    )
     events.training_began.add_listener(_resume_training)
     events.epoch_begins.add_listener(lambda model, epoch: _notify(model, "begin_epoch", epoch))
     events.batch_ended.add_listener(lambda model, batch, logs: _notify(model, "end_batch", batch + 1, logs))
@@ -71,16 +74,17 @@ def _wrap_fit(original: Any) -> Any:
             current_fit.first_epoch = arguments.get("initial_epoch", 0)
             # Python code of the script may draw random numbers for each batch. `Fit.skip_data` notes the generators.
             current_fit.calls_python = source_data.is_made_by_python(arguments.get("x"))
-            if current_fit.is_over:
-                return _skip_call(original, current_fit, arguments)
-            if current_fit.saved is not None and _is_keras3(self):
-                arguments["initial_epoch"] = current_fit.epoch  # Keras 2: see `data_hooks._wrap_epochs`
+            resumption = current_fit.resumption
+            if resumption is not None and current_fit.is_over:
+                return _skip_call(original, resumption, arguments)
+            if resumption is not None and _is_keras3(self):
+                arguments["initial_epoch"] = resumption.epoch  # Keras 2: see `data_hooks._wrap_epochs`
             history = original(**arguments)
             current_fit.end_fit(history)
             return history
         finally:
             current_fit.close_fit()
-            if current_fit.saved is not None and _is_keras3(self):
+            if current_fit.resumption is not None and _is_keras3(self):
                 self._initial_epoch = initial_epoch
 
     return fit
@@ -99,13 +103,15 @@ def _is_keras3(model: Any) -> bool:
     return hasattr(model, "_symbolic_build")
 
 
-def _skip_call(original: Any, fit: Fit, arguments: dict[str, Any]) -> Any:
+def _skip_call(original: Any, resumption: Resumption, arguments: dict[str, Any]) -> Any:
     """Skip a call that had ended: build its variables, advance its data, and restore its final state."""
     callbacks = arguments.get("callbacks")
     arguments.update(callbacks=None, verbose=0, validation_data=None)
-    if _is_keras3(fit.model):
-        arguments.update(epochs=fit.epoch, initial_epoch=fit.epoch)  # no epoch: `skip_epochs` advances data
-    return fit.leave_ended(_flatten_callbacks(callbacks), original(**arguments))
+    if _is_keras3(resumption.fit.model):
+        arguments.update(
+            epochs=resumption.epoch, initial_epoch=resumption.epoch
+        )  # no epoch: `skip_epochs` advances data
+    return resumption.leave_ended(_flatten_callbacks(callbacks), original(**arguments))
 
 
 def _flatten_callbacks(callbacks: Any) -> list[Any]:
@@ -117,25 +123,15 @@ def _flatten_callbacks(callbacks: Any) -> list[Any]:
     return [] if callbacks is None else [callbacks]
 
 
-def _begin_training(model: Any, callbacks: Any) -> None:
-    fit = find_current()
-    if fit is None or fit.model is not model:
-        return
-    fit.begin_training(_flatten_callbacks(callbacks), callbacks.params)
-    if fit.is_resumed:
-        has_lines = fit.epoch > fit.first_epoch
-        fit.continued_logs = callback_state.continue_logs(fit.callbacks, fit.saved["log_bytes"], has_lines)
-
-
 def _resume_training(model: Any) -> None:
     """Restore the state after callbacks were told that training begins."""
     fit = find_current()
-    if fit is None or fit.model is not model or fit.saved is None:
+    if fit is None or fit.model is not model or fit.resumption is None:
         return
-    fit.restore()
+    fit.resumption.restore()
     if _is_keras3(model):
         model._initial_epoch = None  # `BackupAndRestore` may have changed it
-        data_hooks.skip_epochs(fit)
+        data_hooks.skip_epochs(fit.resumption)
     if fit.is_resumed:
         for unsaved_attributes in callback_state.list_unsaved_attributes(fit.callbacks):
             notes.print_note(f"callbacks of fit: {unsaved_attributes} cannot be saved and starts over")

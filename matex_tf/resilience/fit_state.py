@@ -1,30 +1,20 @@
-"""The state of one call of `fit`: when it is saved, and how a restarted run restores it.
+"""A call of `fit` whose state is saved: what is saved, and when.
 
-`fit_hooks` makes a `Fit` for each call, and calls its methods for epochs and steps. Four flags tell how far a call of a
-restarted run is. "Saved step" is the position of the saved state: `step` steps of `epoch` were complete.
-
-    progress of the call                                  is_over  is_resumed  is_before_saved_step  seeks_step
-    it has no saved state                                   no        no             no                 no
-    it had ended before the restart, and is skipped         yes       no             no                 no
-    ended epochs are skipped (`data_hooks`)                 no        yes            yes                no
-    the interrupted epoch is about to begin                 no        yes            yes                yes
-    its steps before the saved step are skipped             no        yes            yes                no
-    `reach_step` has restored the state: training           no        yes            no                 no
-
+`fit_hooks` makes a `Fit` for each call, and calls its methods for epochs and steps.
 Ranks vote about every half second (`_Vote`) whether to save, and whether to leave the run: for a request to end
 (`Run.end_request`), or for a change of the ranks by `--adapt=ranks` (`ask_change`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from matex_tf import settings
 from matex_tf.resilience import callback_state, random_state, run_state, serialization, state
+from matex_tf.resilience.resumption import Phase, Resumption
 from matex_tf.rewrite.graph_ops import has_sequence
 from matex_tf.runtime import notes, objects, rank_records
 from matex_tf.steps import events
@@ -61,27 +51,14 @@ class Fit:
         self.model = model
         self.number = run.fits
         run.fits += 1
-        # What is to be restored. The module's docstring has a table of the flags.
-        self.saved = run.load_state(self.number)  # the content of the saved state; None if there is none
-        self.is_over = self.saved is not None and self.saved["ended"]  # the call had ended before the restart
-        self.is_resumed = self.saved is not None and not self.is_over  # from a state inside this call
-        self.is_before_saved_step = self.is_resumed  # training has not yet reached the saved step
-        self.epoch: int = 0 if self.saved is None else self.saved["epoch"]  # of the saved state, as Keras counts
-        self.step: int = 0 if self.saved is None else self.saved["step"]  # the complete steps of that epoch
-        if self.saved is not None:
-            run.epochs = self.saved["epochs"]
-        self.lacks_variables = False  # a saved variable does not exist yet
-        self.has_created_variables = False  # an extra training step was run to create such variables
-        # The data of the call, and its callbacks
+        saved = run.load_state(self.number)
+        self.resumption = None if saved is None else Resumption(self, saved)  # None: there is no saved state
         self.first_epoch = 0  # the script's `initial_epoch`
         self.source: Any = None  # Keras' data source for training
         self.calls_python = False  # the script's Python code makes the batches
-        self.drawn: set[str] = set()  # the random generators that this code uses, by their names in `random_state`
         self.are_rows_already_sharded = False  # the ranks already hold shards of the rows
-        self.seeks_step = False  # the next steps that the source lists are those of the interrupted epoch
-        self.iterator: Any = None  # Keras 2: the iterator of that epoch
         self.callbacks: Sequence[Any] = ()
-        self.continued_logs: list[Any] = []  # see `callback_state.continue_logs`
+        self._continued_logs: list[Any] = []  # see `callback_state.continue_logs`
         self.params: dict[str, Any] = {}  # Keras' parameters of callbacks: "epochs", and "steps" of an epoch if known
         # What is to be saved, and when ranks vote about it
         self.takes_turns = False  # ranks take turns at batches (`apart.turns`), and do not meet between batches
@@ -99,109 +76,54 @@ class Fit:
         self._calls_until_check, self._calls, self._last_check = 1, 0, time.monotonic()
         self._may_save = run.may_save(self.number)
         self._may_change = True  # False after a change that failed
-        if self.is_over:
-            notes.print_note("calls of fit that had ended before the restart are skipped")
-        elif self.saved is not None:
-            position = f"epoch {self.saved['epoch'] + 1}, step {self.step}"
-            notes.print_note(f"resuming from the state saved at {position} of call {self.number + 1} of fit")
+        if saved is not None:
+            run.epochs = saved["epochs"]
+            position = f"epoch {saved['epoch'] + 1}, step {saved['step']} of call {self.number + 1} of fit"
+            notes.print_note(
+                "calls of fit that had ended before the restart are skipped"
+                if saved["ended"]
+                else f"resuming from the state saved at {position}"
+            )
         run.current_fit = self
 
-    def close_fit(self) -> None:
-        callback_state.leave_logs(self.continued_logs)
-        self.run.current_fit = None
+    @property
+    def is_over(self) -> bool:
+        """Whether the call had ended before the restart."""
+        return self.resumption is not None and self.resumption.phase == Phase.OVER
 
-    # Restoring
+    @property
+    def is_resumed(self) -> bool:
+        """Whether the call continues from a state inside it."""
+        return self.resumption is not None and not self.is_over
+
+    def close_fit(self) -> None:
+        callback_state.leave_logs(self._continued_logs)
+        self.run.current_fit = None
 
     def begin_training(self, callbacks: Sequence[Any], params: dict[str, Any]) -> None:
         """Called before the `callbacks` are told that training begins."""
         self.callbacks, self.params = callbacks, params or {}
         self._large_arrays = callback_state.find_large(callbacks)
-
-    def restore(self) -> None:
-        """Restore those variables of the model that already exist, and the state of the callbacks."""
-        saved_groups = self.saved["variables"]
-        counts = state.load_values(self.model, self.source, saved_groups)
-        if self.step == 0 and not self.is_over:  # an epoch begins with empty metrics
-            saved_groups = {group: values for group, values in saved_groups.items() if group != state.METRICS}
-        self.lacks_variables = any(counts.get(group, 0) < len(values) for group, values in saved_groups.items())
-        callback_state.restore_states(self.callbacks, self.saved["callbacks"])
-
-    def return_to_epoch(self) -> None:
-        """Restore the state at the beginning of the interrupted epoch, or after a call that had ended."""
-        self.restore()
-        # If steps of this epoch are still to be skipped, their data may draw random numbers. Then `reach_step` restores
-        # the generators.
-        if self.step == 0:
-            self.restore_random()
-
-    def restore_random(self) -> None:
-        """Restore the random generators, except those that the code of skipped data has advanced to the saved position.
-        A call that had ended was saved after its last batch: all of its generators are restored.
-        """
-        random_state.restore_states(self.saved["random"], () if self.is_over else self.drawn)
-
-    @contextlib.contextmanager
-    def skip_data(self) -> Iterator[None]:
-        """Context in which batches are skipped: notes in `drawn` which random generators their code uses."""
-        old_states = random_state.copy_states() if self.calls_python else {}
-        try:
-            yield
-        finally:  # the data may end here
-            self.drawn |= random_state.find_drawn(old_states) if old_states else set()
+        resumption = self.resumption
+        if resumption is not None and not self.is_over:
+            has_lines = resumption.epoch > self.first_epoch
+            self._continued_logs = callback_state.continue_logs(callbacks, resumption.saved["log_bytes"], has_lines)
 
     def begin_epoch(self, epoch: int) -> None:
         """Called when an epoch begins. In the interrupted epoch, the steps before the saved step count as complete."""
-        self._epoch = epoch
-        self._epoch_steps = self.step if self.is_before_saved_step else 0
+        self._epoch, resumption = epoch, self.resumption
+        self._epoch_steps = resumption.step if resumption is not None and resumption.is_before_saved_step else 0
         self._calls_until_check, self._calls, self._last_check = 1, 0, time.monotonic()
-
-    def reach_step(self) -> None:
-        """Restore the state before the first step that is not skipped. Later calls do nothing.
-
-        Raises:
-            SetupError: the saved state belongs to another model.
-        """
-        if not self.is_before_saved_step:
-            return
-        self.is_before_saved_step = False
-        if self.step > 0:  # Keras has called the callbacks' on_epoch_begin for this epoch again: undo its effects
-            self.restore()
-            self.restore_random()
-        if self.lacks_variables:
-            raise state.describe_difference("fewer variables", "more")
-        if self.step > 0 and self.are_rows_already_sharded and self.saved["ranks"] != world.get_world().trainers:
-            notes.print_note(
-                f"the state was saved with {self.saved['ranks']} ranks, which held other rows: in "
-                "this epoch some rows are used twice and some not at all"
-            )
-
-    def leave_ended(self, callbacks: Sequence[Any], history: Any) -> Any:
-        """Restore the state at the end of a call with these `callbacks`. Returns its history, in place of `history`."""
-        saved, model = self.saved, self.model
-        for callback in callbacks:
-            callback.set_model(model)
-        self.callbacks = callbacks
-        self.restore()
-        self.restore_random()
-        if self.lacks_variables:
-            notes.print_note("variables that only a training step creates cannot be restored for a skipped call of fit")
-        # The script may have passed its own History among the callbacks.
-        history = next((callback for callback in callbacks if isinstance(callback, type(history))), history)
-        callback_state.restore_states([history], [saved["history"]])
-        model.history, model.stop_training = history, saved["stop"]
-        return history
-
-    # Saving
 
     def note_trained(self, plan: Any) -> None:
         """Called after a step of `plan` has trained. Steps whose result is discarded do not count."""
-        if self.is_over or self.is_before_saved_step:
+        if self.resumption is not None and self.resumption.phase < Phase.TRAINS:
             return
         if not self.run.has_trained:
             self.run.has_trained = True
             if world.get_world().local_rank == 0:
                 rank_records.leave_file(rank_records.TRAINING)  # `matex run` looks for this file
-        if not self.is_resumed or self._has_checked_random:
+        if self.resumption is None or self._has_checked_random:
             return
         self._has_checked_random = True
         if plan is not None and has_sequence(plan.traced.graph):
@@ -212,7 +134,8 @@ class Fit:
 
     def end_batch(self, step_count: int, logs: Any) -> None:
         """Called after `step_count` steps of an epoch; `logs` are those of the last step."""
-        self.reach_step()  # not called yet if the last step was only replayed for its logs
+        if self.resumption is not None:
+            self.resumption.reach_step()  # not called yet if the last step was only replayed for its logs
         self._logs = logs
         self._steps_since_start += step_count - self._epoch_steps
         self._epoch_steps = step_count

@@ -357,7 +357,7 @@ def test_random_ops_of_a_resumed_step_are_reported(monkeypatch):
     """Also of a step that draws candidates, as `tf.nn.nce_loss` does; not of a layer on a GPU that has no dropout."""
     import tensorflow as tf
 
-    from matex_tf.resilience import fit_state
+    from matex_tf.resilience import fit_state, resumption
 
     said = []
     monkeypatch.setattr(fit_state.notes, "print_note", said.append)
@@ -378,7 +378,7 @@ def test_random_ops_of_a_resumed_step_are_reported(monkeypatch):
     ):
         said.clear()
         call = fit_state.Fit(run, None)
-        call.is_before_saved_step = False
+        call.resumption.phase = resumption.Phase.TRAINS
         call.note_trained(SimpleNamespace(traced=tf.function(draw).get_concrete_function()))
         assert any("random ops, whose state cannot be saved" in text for text in said) == draws
 
