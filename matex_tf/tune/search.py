@@ -67,7 +67,6 @@ class SearchLoop:
         self._running: dict[int, RunningTrial] = {}  # by number of the trial
         self._records: dict[int, Record] = {}  # of all trials, by number
         self._to_start: list[Record] = []  # recorded trials that are to be started again
-        self._unreported: list[Record] = []  # trials whose costs the engine does not know yet
         self._ended_records: list[Record] = []  # of trials that this process has started
         self._knows_task = False  # whether a trial has reported the task
 
@@ -232,23 +231,8 @@ class SearchLoop:
         self._ended_records.append(record)
 
     def _report_cost(self, record: Record) -> None:
-        """Report the cost of a trial to the engine, and the costs whose reports wait.
-
-        A failed trial has no value. It costs as much as the worst trial, so its report waits until a trial has a value.
-        A trial is not reported if the space, which the user may have changed, no longer allows its configuration.
-        """
-        if self._spec.space.allows(record.config):
-            self._unreported.append(record)
-        costs = [self._compute_cost(record) for record in self._records.values() if record.value is not None]
-        if not costs:
-            return
-        for unreported_record in self._unreported:
-            cost = max(costs) if unreported_record.value is None else self._compute_cost(unreported_record)
-            self._proposals.tell(unreported_record.config, cost)
-        self._unreported = []
-
-    def _compute_cost(self, record: Record) -> float:
-        return self._spec.objective.compute_cost(math.nan if record.value is None else record.value)
+        cost = None if record.value is None else self._spec.objective.compute_cost(record.value)
+        self._proposals.tell(record.config, cost)
 
     def _check_equal_failures(self) -> None:
         """Raises SearchError if the first MAX_EQUAL_FAILURES trials of this process have failed in the same way."""

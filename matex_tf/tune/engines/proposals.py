@@ -28,6 +28,8 @@ class Proposals:
         self._draw = random.Random(seed)
         self._seen = {make_key(config) for config in tried_configs}
         self._costs: dict[str, float] = {}  # reported costs, by `make_key` of the configuration
+        self._unreported: list[tuple[Config, float | None]] = []  # costs that the engine does not know yet
+        self._worst_cost: float | None = None  # None: no trial has a cost
         self._first_configs: list[Config] = []  # warm starts, proposed before those of the engine
         self._thread = ThreadPoolExecutor(1, "matex_tf tune") if engine.slow else None  # calls a slow engine
         self._next_config: Future[Config] | None = None  # the proposal that the thread computes
@@ -61,11 +63,25 @@ class Proposals:
         self._next_config = self._thread.submit(self._propose_config)
         return config, ENGINE
 
-    def tell(self, config: Config, cost: float) -> None:
-        if self._thread is None:
-            self._tell_engine(config, cost)
-        else:
-            self._reports.append(self._thread.submit(self._tell_engine, config, cost))
+    def tell(self, config: Config, cost: float | None) -> None:
+        """Report the cost of a configuration; None: its trial has failed, and costs as much as the worst trial.
+
+        So failed trials are reported once a trial has a cost. A configuration that the space no longer allows, because
+        the user has changed it, is not reported.
+        """
+        if self._space.allows(config):
+            self._unreported.append((config, cost))
+        if cost is not None:
+            self._worst_cost = cost if self._worst_cost is None else max(cost, self._worst_cost)
+        if self._worst_cost is None:
+            return
+        for waiting_config, waiting_cost in self._unreported:
+            known_cost = self._worst_cost if waiting_cost is None else waiting_cost
+            if self._thread is None:
+                self._tell_engine(waiting_config, known_cost)
+            else:
+                self._reports.append(self._thread.submit(self._tell_engine, waiting_config, known_cost))
+        self._unreported = []
 
     def close(self) -> None:
         if self._thread is not None:
