@@ -17,8 +17,6 @@ from matex_tf.deploy.options import AnyOptions
 from matex_tf.deploy.refusals import Refusal, explain_refusal
 from matex_tf.world import task_environment
 
-SCRIPT = "job.sh"  # the job script, in the folder of the run
-
 
 class Cluster(abc.ABC, Generic[AnyOptions]):
     """A kind of cluster. All methods raise JobError, or UnreachableError if the cluster does not answer now."""
@@ -111,7 +109,7 @@ class BatchCluster(Cluster[AnyOptions]):
             return self.submit_script(self.format_job(options, target, str(folder)), folder, options, env=environment)
         except BaseException:
             # The script remains if its job may be queued. Then the job needs the folder.
-            if not (folder / SCRIPT).exists():
+            if not (folder / run_folder.SCRIPT).exists():
                 shutil.rmtree(folder, ignore_errors=True)
             raise
 
@@ -122,7 +120,7 @@ class BatchCluster(Cluster[AnyOptions]):
             JobError: the job was refused. No job and no script remain.
             UnreachableError: it is unknown whether the job is queued. Its script remains.
         """
-        script, job = folder / SCRIPT, None
+        script, job = folder / run_folder.SCRIPT, None
         try:
             script.write_text(text, encoding="utf-8", errors="surrogateescape")
             command = [*self.submit_command, *self.list_submit_words(options, str(folder))]

@@ -1,8 +1,9 @@
 """The folder of a run: `runs/NAME-1`, `runs/NAME-2`, ... in the folder of submission.
 
 Its note, `job.json`, identifies the job: the kind of cluster, the job's id and namespace, and the time of submission.
-`output` has the run's output; `exit-code` has its exit code, which the job script writes at its end. `jobs` has the ids
-of the jobs of PBS, LSF or Flux that have begun: the note has only the last one, and a user may know the first.
+`job.sh` is the job script, which writes the run's exit code into `exit-code` at its end. `output` has the run's output.
+`jobs` has the ids of the jobs of PBS, LSF or Flux that have begun: the note has only the last one, and a user may know
+the first.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from matex_tf.deploy.job import ENDED, FORGOTTEN, Job, State
 from matex_tf.runtime import atomic
 
 RUNS = Path("runs")
-NOTE, EXIT_CODE, JOBS = "job.json", "exit-code", "jobs"
+SCRIPT, NOTE, EXIT_CODE, JOBS = "job.sh", "job.json", "exit-code", "jobs"
 
 
 def name_target(target: Sequence[str]) -> str:

@@ -13,7 +13,7 @@ from subprocess import CompletedProcess
 from typing import Any
 
 from matex_tf.deploy import following, run_folder
-from matex_tf.deploy.cluster import SCRIPT, BatchCluster
+from matex_tf.deploy.cluster import BatchCluster
 from matex_tf.deploy.job import ENDED, FORGOTTEN, STUCK, Job, JobError, State, UnreachableError, format_count
 from matex_tf.deploy.refusals import list_choices
 from matex_tf.deploy.sbatch import arrays, job_script, taken_options
@@ -201,7 +201,7 @@ class SlurmCluster(BatchCluster[Slurm]):
         """The newest job of `job`'s folder: the user may have submitted its script again by sbatch."""
         with contextlib.suppress(JobError):  # otherwise the folder's note is the best knowledge
             # The newest job has the highest number. If no job is queued, `job`, which is from the folder's note, stays.
-            return replace(job, id=max(self.find_queued(Path(job.folder, SCRIPT)), default=job.id, key=int))
+            return replace(job, id=max(self.find_queued(Path(job.folder, run_folder.SCRIPT)), default=job.id, key=int))
         return job
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from matex_tf.deploy import following, run_folder, shell_text
-from matex_tf.deploy.cluster import SCRIPT, BatchCluster
+from matex_tf.deploy.cluster import BatchCluster
 from matex_tf.deploy.job import ENDED, FORGOTTEN, RUNNING, WAITING, Job, JobError, State, UnreachableError, format_count
 from matex_tf.deploy.options import Options, declare, parse_time
 
@@ -123,7 +123,7 @@ class QueueCluster(BatchCluster[Queued]):
         if options.time:
             timer_seconds = parse_time(options.time) - shell_text.compute_warning(options.time)
             preparation += _START_TIMER.format(seconds=timer_seconds)
-        submit_text = self.submit_successor.format(script=f"{folder}/{SCRIPT}")
+        submit_text = self.submit_successor.format(script=f"{folder}/{run_folder.SCRIPT}")
         successor_lines = _SUBMIT_SUCCESSOR.format(submit=submit_text, write_note=write_note, title=self.kind.__name__)
         conclusion = _END_TIMER if options.time else ""
         conclusion += shell_text.format_again(job="$job", lines=successor_lines)  # only if the exit code is 75

@@ -116,7 +116,7 @@ def format_job(options: Slurm, target: Sequence[str], folder: str) -> str:
     number = _TASK_NUMBER if options.array else _JOB_NUMBER
     requeue_lines = shell_text.format_again(
         job=number,
-        lines=_REQUEUE.format(folder=shlex.quote(folder), number=number),
+        lines=_REQUEUE.format(folder=shlex.quote(folder), script=run_folder.SCRIPT, number=number),
         text="; to be requeued (%d)",  # the end of a message; %d is `value`, the number of the restart
         value="$((${SLURM_RESTART_COUNT:-0} + 1))",
     )
@@ -192,6 +192,6 @@ _FOLDER_CHECK = (
 )
 _REQUEUE = """\
     scontrol requeue "{number}" && exit $code
-    echo "matex: Slurm did not put job {number} back; $kept. In $PWD, sbatch {folder}/job.sh" \\
+    echo "matex: Slurm did not put job {number} back; $kept. In $PWD, sbatch {folder}/{script}" \\
         "goes on" >&2
 """

@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from matex_tf.deploy import following, run_folder
-from matex_tf.deploy.cluster import SCRIPT
 from matex_tf.deploy.job import ENDED, FORGOTTEN, RUNNING, STUCK, WAITING, Job, JobError, State, UnreachableError
 from matex_tf.deploy.sbatch import job_script
 from matex_tf.deploy.slurm import SLURM
@@ -171,12 +170,12 @@ class JobTrial(Trial):
 
 def has_job(folder: Path) -> bool:
     """Whether a job of the trial in `folder` may have been submitted, and its outcome is not recorded yet."""
-    return (folder / SCRIPT).is_file()
+    return (folder / run_folder.SCRIPT).is_file()
 
 
 def forget_job(folder: Path) -> None:
     """Remove the files of a job from the folder of its trial."""
-    for name in (SCRIPT, run_folder.NOTE, BEGAN, CODE, STOP_REQUEST):
+    for name in (run_folder.SCRIPT, run_folder.NOTE, BEGAN, CODE, STOP_REQUEST):
         (folder / name).unlink(missing_ok=True)
 
 
@@ -207,7 +206,7 @@ class Jobs:
         if not job_id and (folder / BEGAN).is_file():
             job_id = (folder / BEGAN).read_text().strip()
         if not job_id:  # the search was killed while it submitted the job
-            job_id = next(iter(SLURM.find_queued(folder / SCRIPT)), "")
+            job_id = next(iter(SLURM.find_queued(folder / run_folder.SCRIPT)), "")
         if not job_id:
             return None
         return self._make_trial(folder, Job(job_id, str(folder)), rules, was_resumed=True)
