@@ -27,12 +27,10 @@ class Folder(NamedTuple):
 
     changed: the names that this rank may have created, changed or removed there; None: any name.
     upper: the path of the folder in the upper layer.
-    equals_disk: whether the folder has the same entries as on the disk.
     """
 
     changed: Collection[str] | None
     upper: str
-    equals_disk: bool
 
 
 class KnownPlaces:
@@ -86,7 +84,7 @@ class KnownPlaces:
     def is_untouched(self, path: str) -> bool:
         """Whether the view of the folder `path` is known to equal the disk."""
         folder = self._get_folder(path)
-        return folder is not None and folder.equals_disk
+        return folder is not None and folder.changed is not None and not folder.changed
 
     def _get_folder(self, path: str) -> Folder | None:
         if self._is_in_child:

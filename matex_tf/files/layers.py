@@ -171,19 +171,19 @@ class Layers:
         with real_files.use_real_files():
             key = self.find_key(path)
             if key is None:  # the view does not handle the folder: all its files are on the disk
-                return known_places.Folder((), "", equals_disk=True)
+                return known_places.Folder((), "")
             # With links of this rank, the path may lead to another folder on the disk than its key.
             is_through_link = self.has_links and os.path.abspath(path) != key
             if is_through_link or not self._uncached.isdisjoint(journal_reader.list_parents(key)):
                 return None
             upper = self.locate_upper(key)
-            is_own = os.path.isdir(upper)
+            changed = self._changed.get(key, ())
             # Nothing on the disk may be used if this rank has removed the folder, or if it or a parent is a file of
-            # this rank. The names that a child process has changed are not known.
+            # this rank. A folder that this rank has created may not be on the disk. The names that a child process has
+            # changed are not known.
             is_replaced = self.is_hidden(key) or self._is_in_own_file(os.path.join(key, os.curdir))
-            may_differ = is_replaced or (is_own and self.known.has_child_changed())
-            changed = None if may_differ else self._changed.get(key, ())
-            return known_places.Folder(changed, upper, equals_disk=not is_own and not may_differ and not changed)
+            may_differ = is_replaced or (os.path.isdir(upper) and (not changed or self.known.has_child_changed()))
+            return known_places.Folder(None if may_differ else changed, upper)
 
     def ask_until_steady(self, ask: Callable[[], Any], drop: Callable[[Any], bool] | None = None) -> Any:
         """Return `ask()`, or raise its OSError. If rank 0 has written notes during the call, repeat it, because the
