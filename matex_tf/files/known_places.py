@@ -1,10 +1,8 @@
 """A cache of the names that this rank has changed, by folder, so that a query such as `os.stat` takes little longer
 than a query of the disk alone.
 
-A file that a script reads may be in one of two layers (`layers`): the disk, or the upper layer, this rank's private
-folder. A name that this rank has not changed is on the disk, or nowhere; a changed name is in the upper layer, or else
-both layers are searched. The cache is cleared when this rank changes a file, and when rank 0 notes a change of its own
-(`journal`). The key of a file is its canonical absolute path.
+A name that this rank has not changed is on the disk, or nowhere; a changed name is in the upper layer, or else both
+layers are searched. The cache is cleared when this rank changes a file, and when rank 0 notes a change of its own.
 """
 
 from __future__ import annotations

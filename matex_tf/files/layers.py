@@ -1,8 +1,7 @@
-"""Reading through the two layers of a rank: the disk (lower), and the files that the rank has written (upper).
+"""Reading through the two layers of a rank.
 
-A file of the upper layer hides the file of the disk. Rank 0 changes the disk itself, and may be ahead of this rank in
-the script: the journal (`journal`) has a note of each change, with the location of the old content. Until this rank
-reaches the change in the script, its lower layer has the old content at that path.
+Rank 0 changes the disk itself, and may be ahead of this rank in the script. Until this rank reaches the change in the
+script, its lower layer has the old content at that path, by rank 0's note.
 """
 
 from __future__ import annotations
@@ -25,12 +24,9 @@ _MAX_LINKS = 40  # on the way of one path: more are a loop
 class Layers:
     """The two layers of this rank; the upper one is in `folder`. `view.View` adds methods that change them.
 
-    Methods name a file by its key, the canonical absolute path in the script.
-
-    root: the folder of the upper layer: the file of a key is at `root + key`.
-    notes: the journal, which has rank 0's notes.
-    hidden: whether a key of the disk is hidden from this rank; a key without an entry is hidden if its folder is. True:
-        this rank has removed the key. False: rank 0 has saved it on the disk for all ranks since.
+    root: the folder of the upper layer.
+    notes: the journal.
+    hidden: whether a key of the disk is hidden from this rank (`view`).
     is_left: this rank has left the layers and uses the real files: rank 0 was lost, and this rank has become the first.
     known: a cache of the two layers (`known_places`), by which most queries need not ask both.
     _changed: the names that this process may have created, changed or removed, by the key of their folder.

@@ -1,8 +1,6 @@
 """Installs the replacements of Python's file functions (`queries`, `changes`) on ranks other than 0.
 
-Reads and writes of the script then go through `view.View`, which finds a file in the upper layer, the private folder of
-the rank, or in the lower one, the disk. Its key is the canonical path (`paths`). The view does not handle temporary
-files, whose names differ between ranks, system folders, pipes and sockets.
+The view does not handle temporary files, whose names differ between ranks, system folders, pipes and sockets.
 """
 
 from __future__ import annotations

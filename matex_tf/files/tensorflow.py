@@ -1,8 +1,7 @@
 """TensorFlow's files: `tf.io.gfile`, records, summaries, and the ops that read and write files.
 
-TensorFlow's C++ code does not know a rank's view of the files (`overlay`). So the functions of TensorFlow that take a
-path, also the functions that create ops, are replaced: they pass on the real path, in the private folder or on the
-disk. On rank 0, which has no view, they note its writes in the journal (`journal`).
+The functions of TensorFlow that take a path, also the functions that create ops, are replaced: they pass on the real
+path. On rank 0, which has no view, they note its writes in the journal.
 """
 
 from __future__ import annotations

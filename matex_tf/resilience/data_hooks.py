@@ -2,7 +2,7 @@
 
 An iterator or a shuffle reaches the saved position only by a repetition of what happened before it. So the hooks skip
 the data before the saved step: they begin each epoch, take its batches if the position of the data depends on them, and
-train none of them. `Phase` lists how far the call is.
+train none of them.
 
 1. `_wrap_source` notes the data source of the call of `fit`.
 2. Ended epochs are skipped by `_skip_epoch`, which `skip_epochs` (Keras 3) or `_wrap_epochs` (Keras 2) calls.

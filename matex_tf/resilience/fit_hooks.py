@@ -1,8 +1,4 @@
-"""Hooks on Keras' `fit` in a run with saved state: calls that had ended are skipped, an interrupted call resumes.
-
-Each call has a `fit_state.Fit`, and with a saved state a `resumption.Resumption`. These hooks pass the events of
-training on to both.
-"""
+"""Hooks on Keras' `fit` in a run with saved state: ended calls are skipped, an interrupted call resumes."""
 
 from __future__ import annotations
 

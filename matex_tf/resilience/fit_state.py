@@ -1,6 +1,5 @@
 """A call of `fit` whose state is saved: what is saved, and when.
 
-`fit_hooks` makes a `Fit` for each call, and calls its methods for epochs and steps.
 Ranks vote about every half second (`_Vote`) whether to save, and whether to leave the run: for a request to end
 (`Run.end_request`), or for a change of the ranks by `--adapt=ranks` (`ask_change`).
 """

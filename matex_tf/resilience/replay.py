@@ -1,4 +1,4 @@
-"""Iterators that can return to an earlier position, for steps that take batches inside their function (`elastic_step`).
+"""Iterators that can return to an earlier position, for steps that take batches inside their function.
 
 In an elastic run such a step gets a `Replay` in place of its iterator. The `Replay` records the elements that the step
 takes, and gives the same elements again if the step is undone.

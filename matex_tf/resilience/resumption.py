@@ -1,7 +1,4 @@
-"""The saved state of a call of `fit` in a restarted run, and its restoration.
-
-Saved step is the position of the saved state: `step` steps of `epoch` were complete. `data_hooks` moves the data there.
-"""
+"""The saved state of a call of `fit` in a restarted run, and its restoration."""
 
 from __future__ import annotations
 
