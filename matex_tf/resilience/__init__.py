@@ -8,8 +8,8 @@ A run with saved state:
    `random_state` read; `serialization` makes plain data of it, which `async_writer` writes.
 3. In a restarted run, `resumption` restores this state, and `data_hooks` skips the data before it, by `source_data`.
 
-A run with `--elastic`: `elastic` repeats work that a lost rank has interrupted, `elastic_step` makes each call of a step
-such work, and `replay` gives the batches again.
+A run with `--elastic`: `elastic` repeats work that a lost rank has interrupted, `elastic_step` makes each call of a
+step such work, and `replay` gives the batches again.
 
 - ended call: a call of `fit` that had ended before the restart, and is skipped.
 - saved step: the position of the saved state within a call, an epoch and the number of its complete steps.

@@ -116,7 +116,7 @@ def _resume_steps(
             if next_batches is None:
                 yield _repeat_last_step(resumption, last_skipped)
             else:
-                _replace_next_step(resumption.fit.model, lambda train, batches=next_batches: train(batches))
+                _feed_next_step(resumption.fit.model, next_batches)
         resumption.reach_step()
         yield step
     if resumption.is_before_saved_step and last_skipped is not None:  # all steps were skipped
@@ -136,6 +136,11 @@ def _repeat_last_step(resumption: Resumption, last_skipped: Any) -> Any:
     """The last step of an epoch, for Keras to call again. The call trains nothing, and returns the saved logs."""
     _replace_next_step(resumption.fit.model, lambda _: resumption.saved["logs"])
     return last_skipped
+
+
+def _feed_next_step(model: Any, batches: Any) -> None:
+    """Let the next step train the iterator `batches`, because they are already taken from the iterator of the epoch."""
+    _replace_next_step(model, lambda train_function: train_function(batches))
 
 
 def _replace_next_step(model: Any, replacement: Callable[[Any], Any]) -> None:

@@ -107,7 +107,7 @@ def _list_random_variables(holders: list[Any]) -> list[Any]:
     """States of random generators that are in no list of weights."""
     values = [value for holder in holders for value in vars(holder).values()]
     # Keras 3: a SeedGenerator; Keras 2: in a RandomGenerator
-    generators = [generator for value in values for generator in (value, getattr(value, "_generator", None))]
+    generators: list[Any] = [generator for value in values for generator in (value, getattr(value, "_generator", None))]
     return [generator.state for generator in generators if hasattr(getattr(generator, "state", None), "assign")]
 
 
