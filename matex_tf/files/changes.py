@@ -1,8 +1,4 @@
-"""Replacements of Python's functions that open or change files, on ranks other than 0: they act on this rank's view.
-
-A changed file is in the private folder of the rank, and the disk stays as it is (`view`). `python` installs the
-replacements.
-"""
+"""Replacements of Python's functions that open or change files, on ranks other than 0: they act on this rank's view."""
 
 from __future__ import annotations
 

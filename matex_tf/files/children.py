@@ -1,8 +1,7 @@
 """Processes that a rank starts by `multiprocessing` see and write the files of the rank, as its own process does.
 
-A rank other than 0 has a view of the files (`overlay`). Rank 0 has a journal (`journal`), in which it notes its changes
-of files for the other ranks. A forked process has a copy of the view or the journal. A process of another start method,
-such as spawn, receives the view or the journal with the data by which Python prepares such a process.
+A forked process has a copy of the view or the journal. A process of another start method, such as spawn, receives it
+with the data by which Python prepares such a process.
 """
 
 from __future__ import annotations

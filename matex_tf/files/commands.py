@@ -1,10 +1,10 @@
 """System commands that a script runs and waits for: rank 0 runs them, and all ranks receive the result.
 
-A command sees the disk, and not the private folders of ranks (`overlay`). If every rank ran `rm -rf logs`, a late rank
-would remove files that rank 0 has written since.
+A command sees only the disk. If every rank ran `rm -rf logs`, a late rank would remove files that rank 0 has written
+since.
 
 Commands of libraries, and processes that a script starts without waiting (`Popen`), run on each rank. In their
-arguments, paths of files in the private folder are replaced by the real paths of these files.
+arguments, paths of files in the upper layer are replaced by the places of these files.
 """
 
 from __future__ import annotations
@@ -89,13 +89,11 @@ def _run_on_rank_0(run: Callable[[], Any], name: str, arguments: Sequence[Any], 
 def _adopt_changes(options: Mapping[str, Any]) -> Iterator[None]:
     """A context around a command on rank 0: the ranks of rank 0's host then see how the command changed the disk.
 
-    A rank sees its private files instead of the files of the disk with the same paths. So before the command a rank
-    notes which of its private files also exist on the disk, and after the command it updates these files from the disk.
-    Rank 0, which has no private files, then records that all ranks are up to date.
+    Before the command a rank notes which of its private files also exist on the disk, and after the command it updates
+    these files from the disk. Rank 0 then records that all ranks are up to date.
 
     All ranks enter before the command and leave after it, so that no other change by the script overlaps with the
-    command. Ranks of other hosts adopt nothing, because they may have other disks. Files are named by their keys, which
-    are canonical absolute paths.
+    command. Ranks of other hosts adopt nothing, because they may have other disks.
     """
     me = world.get_world()
     view = overlay.get_view() if me.host == me.hosts[0] else None

@@ -7,8 +7,7 @@ There are three cases:
 - The path is another one, or leads through a link of this rank to another file: the rank has a copy of its own.
 
 A save may consist of several files, its parts. Its `path` is the path in the script, and its `place` is where this rank
-has the files. They differ only if the copy of the third case is in the rank's private folder (`overlay`), which its
-reads see before the disk. Files are compared and copied within `use_real_files`, which bypasses this view of the files.
+has the files. They differ only if the copy of the third case is in the upper layer.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class _PathState:
 
 
 class Journal:
-    """The journal as rank 0 writes it, by `note_change`. Keys are canonical absolute paths, as in `layers`.
+    """The journal as rank 0 writes it, by `note_change`.
 
     Folders have notes, too: `os.path.exists(folder)` must return on every rank what it returns in the script alone,
     although rank 0 often creates the folder first.

@@ -1,11 +1,8 @@
-"""The journal of rank 0 (see `journal`), as the other ranks read it.
+"""The journal as the other ranks read it (see `journal`): one file of notes, a line of JSON each, in the order in which
+rank 0 has written them.
 
-A note says that rank 0 is about to change a path, and where the old content is. The journal is one file of notes, a
-line of JSON each, in the order in which rank 0 has written them. A note holds for a rank, which then reads the old
-content, until the rank has completed more collectives than rank 0 had at the note. Then the rank drops the note.
-
-For example, rank 0 overwrites a file after 10 collectives. Rank 1 still reads the old content after 9 or 10
-collectives, and the new content after 11.
+A note holds for a rank, which then reads the old content, until the rank has completed more collectives than rank 0 had
+at the note. Then the rank drops the note.
 """
 
 from __future__ import annotations

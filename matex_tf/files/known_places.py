@@ -1,10 +1,8 @@
 """A cache of the names that this rank has changed, by folder, so that a query such as `os.stat` takes little longer
 than a query of the disk alone.
 
-A file that a script reads may be in one of two layers (`layers`): the disk, or the upper layer, this rank's private
-folder. A name that this rank has not changed is on the disk, or nowhere; a changed name is in the upper layer, or else
-both layers are searched. The cache is cleared when this rank changes a file, and when rank 0 notes a change of its own
-(`journal`). The key of a file is its canonical absolute path.
+A name that this rank has not changed is on the disk, or nowhere; a changed name is in the upper layer, or else both
+layers are searched. The cache is cleared when this rank changes a file, and when rank 0 notes a change of its own.
 """
 
 from __future__ import annotations
@@ -27,12 +25,10 @@ class Folder(NamedTuple):
 
     changed: the names that this rank may have created, changed or removed there; None: any name.
     upper: the path of the folder in the upper layer.
-    equals_disk: whether the folder has the same entries as on the disk.
     """
 
     changed: Collection[str] | None
     upper: str
-    equals_disk: bool
 
 
 class KnownPlaces:
@@ -86,7 +82,7 @@ class KnownPlaces:
     def is_untouched(self, path: str) -> bool:
         """Whether the view of the folder `path` is known to equal the disk."""
         folder = self._get_folder(path)
-        return folder is not None and folder.equals_disk
+        return folder is not None and folder.changed is not None and not folder.changed
 
     def _get_folder(self, path: str) -> Folder | None:
         if self._is_in_child:

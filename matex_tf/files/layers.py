@@ -1,8 +1,7 @@
-"""Reading through the two layers of a rank: the disk (lower), and the files that the rank has written (upper).
+"""Reading through the two layers of a rank.
 
-A file of the upper layer hides the file of the disk. Rank 0 changes the disk itself, and may be ahead of this rank in
-the script: the journal (`journal`) has a note of each change, with the location of the old content. Until this rank
-reaches the change in the script, its lower layer has the old content at that path.
+Rank 0 changes the disk itself, and may be ahead of this rank in the script. Until this rank reaches the change in the
+script, its lower layer has the old content at that path, by rank 0's note.
 """
 
 from __future__ import annotations
@@ -25,12 +24,9 @@ _MAX_LINKS = 40  # on the way of one path: more are a loop
 class Layers:
     """The two layers of this rank; the upper one is in `folder`. `view.View` adds methods that change them.
 
-    Methods name a file by its key, the canonical absolute path in the script.
-
-    root: the folder of the upper layer: the file of a key is at `root + key`.
-    notes: the journal, which has rank 0's notes.
-    hidden: whether a key of the disk is hidden from this rank; a key without an entry is hidden if its folder is. True:
-        this rank has removed the key. False: rank 0 has saved it on the disk for all ranks since.
+    root: the folder of the upper layer.
+    notes: the journal.
+    hidden: whether a key of the disk is hidden from this rank (`view`).
     is_left: this rank has left the layers and uses the real files: rank 0 was lost, and this rank has become the first.
     known: a cache of the two layers (`known_places`), by which most queries need not ask both.
     _changed: the names that this process may have created, changed or removed, by the key of their folder.
@@ -171,19 +167,19 @@ class Layers:
         with real_files.use_real_files():
             key = self.find_key(path)
             if key is None:  # the view does not handle the folder: all its files are on the disk
-                return known_places.Folder((), "", equals_disk=True)
+                return known_places.Folder((), "")
             # With links of this rank, the path may lead to another folder on the disk than its key.
             is_through_link = self.has_links and os.path.abspath(path) != key
             if is_through_link or not self._uncached.isdisjoint(journal_reader.list_parents(key)):
                 return None
             upper = self.locate_upper(key)
-            is_own = os.path.isdir(upper)
+            changed = self._changed.get(key, ())
             # Nothing on the disk may be used if this rank has removed the folder, or if it or a parent is a file of
-            # this rank. The names that a child process has changed are not known.
+            # this rank. A folder that this rank has created may not be on the disk. The names that a child process has
+            # changed are not known.
             is_replaced = self.is_hidden(key) or self._is_in_own_file(os.path.join(key, os.curdir))
-            may_differ = is_replaced or (is_own and self.known.has_child_changed())
-            changed = None if may_differ else self._changed.get(key, ())
-            return known_places.Folder(changed, upper, equals_disk=not is_own and not may_differ and not changed)
+            may_differ = is_replaced or (os.path.isdir(upper) and (not changed or self.known.has_child_changed()))
+            return known_places.Folder(None if may_differ else changed, upper)
 
     def ask_until_steady(self, ask: Callable[[], Any], drop: Callable[[Any], bool] | None = None) -> Any:
         """Return `ask()`, or raise its OSError. If rank 0 has written notes during the call, repeat it, because the

@@ -1,8 +1,6 @@
 """Libraries that open files in C code, such as h5py and pyarrow: their functions receive the real paths of files.
 
-C code does not know a rank's view of the files (`overlay`). So on ranks other than 0 the functions here give it the
-real path, in the private folder or on the disk. On rank 0 paths stay as they are, and most writes are noted in the
-journal (`journal`).
+On rank 0 paths stay as they are, and most writes are noted in the journal.
 """
 
 from __future__ import annotations

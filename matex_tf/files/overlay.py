@@ -1,9 +1,4 @@
-"""The overlay: the writes of a rank other than 0 go to a private folder, and its reads see that folder first.
-
-This module holds the view of this rank (`view`), and makes the private files real if rank 0 is lost. Keys are canonical
-absolute paths. Callers of the view must be within `real_files.use_real_files`, because the view itself uses Python's
-file functions, which the library replaces.
-"""
+"""Holds the view of this rank, and makes its private files real if rank 0 is lost."""
 
 from __future__ import annotations
 

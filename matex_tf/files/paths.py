@@ -1,8 +1,4 @@
-"""Paths of the script on ranks other than 0: the key of a path in this rank's view, and its real path.
-
-The view has two layers (`layers`): the files of the private folder hide the files of the disk. It names a file by its
-key, a canonical absolute path, and finds the real path in one of the layers.
-"""
+"""Paths of the script on ranks other than 0: the key of a path in this rank's view, and its real path."""
 
 from __future__ import annotations
 

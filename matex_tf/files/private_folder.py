@@ -1,6 +1,4 @@
-"""The private folder to which a rank other than 0 writes in place of the real files (`overlay`): the choice of its
-disk, its creation, and the limit of its bytes.
-"""
+"""The private folder of a rank other than 0: the choice of its disk, its creation, and the limit of its bytes."""
 
 from __future__ import annotations
 

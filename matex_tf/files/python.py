@@ -1,8 +1,6 @@
 """Installs the replacements of Python's file functions (`queries`, `changes`) on ranks other than 0.
 
-Reads and writes of the script then go through `view.View`, which finds a file in the upper layer, the private folder of
-the rank, or in the lower one, the disk. Its key is the canonical path (`paths`). The view does not handle temporary
-files, whose names differ between ranks, system folders, pipes and sockets.
+The view does not handle temporary files, whose names differ between ranks, system folders, pipes and sockets.
 """
 
 from __future__ import annotations
@@ -59,12 +57,7 @@ def _replace_captured(originals: list[tuple[Any, Any, str]]) -> None:
     ]
     # Classes that hold references, in some versions of Python.
     owners += [getattr(pathlib, "_NormalAccessor", None), getattr(glob, "_StringGlobber", None)]
-    for owner in filter(None, owners):
-        for name, value in list(vars(owner).items()):
-            function = value.__func__ if isinstance(value, staticmethod) else value
-            if id(function) in replacements:
-                replacement = replacements[id(function)]
-                setattr(owner, name, staticmethod(replacement) if isinstance(owner, type) else replacement)
+    wrappers.replace_references(filter(None, owners), replacements)
 
 
 @HOOKS.replace("numpy.lib._datasource", "_file_openers._file_openers", IF_HOOK_MISSING, optional=True)

@@ -1,9 +1,8 @@
 """Replacements of Python's functions that ask about files, on ranks other than 0: they answer by this rank's view.
 
-The view finds a file in one of two layers, the private folder or the disk (`paths`). To ask both at each call would be
-slow. So functions that read have a fast way: they look into a cache (`known_places`), and use its answer if no note of
-rank 0 in the journal holds for this rank. Otherwise they ask the view, and ask again if rank 0 writes notes in the
-meantime. `python` installs the replacements.
+To search both layers at each call would be slow. So functions that read have a fast way: they look into a cache
+(`known_places`), and use its answer if no note of rank 0 holds for this rank. Otherwise they ask the view, and ask
+again if rank 0 writes notes in the meantime.
 """
 
 from __future__ import annotations

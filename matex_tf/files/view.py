@@ -1,12 +1,9 @@
-"""Changing files through the two layers of a rank (`layers`): the lower is the disk, the upper a private folder.
+"""Changing files through the two layers of a rank.
 
-Only rank 0 changes the disk. Another rank writes its own files, which are in the upper layer. The key of a file is its
-canonical absolute path, such as `/home/me/log.txt`. Its place in the upper layer is `root + key`, below the private
-folder. `mark_changed` records the key of each file that this rank creates, changes or removes.
+`mark_changed` records the key of each file that this rank creates, changes or removes.
 
-If a rank removes a file of the disk, the file stays there, and its key is hidden: this rank no longer sees it. `hidden`
-says for keys whether they are hidden. A key without an entry is hidden if its folder is. An entry False is a file that
-is visible again, also in a hidden folder, because rank 0 has saved it on the disk for all ranks.
+`hidden` says for keys whether they are hidden. A key without an entry is hidden if its folder is. An entry False is a
+file that is visible again, also in a hidden folder, because rank 0 has saved it on the disk for all ranks.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Elastic runs (`--elastic`): after a rank is lost, the other ranks continue without a restart.
 
-The work of ranks consists of attempts: calls of steps, and collectives outside of steps. `attempt_work` makes an
-attempt. After a loss it shrinks the world to the surviving ranks, undoes the attempt, and repeats it. If rank 0 was
-lost, another rank becomes rank 0, and takes over its output and files. If a rank is lost outside an attempt, for
-example in the script's own loop, the run ends, and `matex run` restarts it from its saved state.
+`attempt_work` makes an attempt: a call of a step, or collectives outside of steps. After a loss it shrinks the world to
+the surviving ranks, undoes the attempt, and repeats it. If rank 0 was lost, another rank becomes rank 0, and takes over
+its output and files. If a rank is lost outside an attempt, for example in the script's own loop, the run ends, and
+`matex run` restarts it from its saved state.
 """
 
 from __future__ import annotations

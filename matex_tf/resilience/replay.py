@@ -1,4 +1,4 @@
-"""Iterators that can return to an earlier position, for steps that take batches inside their function (`elastic_step`).
+"""Iterators that can return to an earlier position, for steps that take batches inside their function.
 
 In an elastic run such a step gets a `Replay` in place of its iterator. The `Replay` records the elements that the step
 takes, and gives the same elements again if the step is undone.
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from matex_tf import tags
+from matex_tf.lazy import tf
 
 _REPLAY = "its batches are given again"  # the tag under which an iterator has its `Replay`
 
@@ -27,7 +28,6 @@ class Replay:
     """
 
     def __init__(self, iterator: Any):
-        import tensorflow as tf
         from tensorflow.python.data.util import structure
 
         spec = iterator.element_spec
@@ -69,8 +69,6 @@ class Replay:
 
     def _take_next(self) -> list[Any]:
         """A flag tensor, whether there is a next element, and the flat tensors of the element (unused if not)."""
-        import tensorflow as tf
-
         if self._next == len(self._elements):
             try:
                 parts = tf.raw_ops.IteratorGetNext(
@@ -85,8 +83,6 @@ class Replay:
 
 def _make_unused(dtype: Any) -> Any:
     """A placeholder tensor of this dtype; its value is not used."""
-    import tensorflow as tf
-
     if dtype == tf.variant:
         return tf.raw_ops.EmptyTensorList(element_shape=-1, max_num_elements=0, element_dtype=tf.bool)
     return tf.zeros([], dtype)

@@ -1,9 +1,9 @@
 """Saves the state of a run, and resumes from it when the run is restarted; the script stays unchanged.
 
-Calls of `fit` have the numbers 0, 1, and so on. A restarted script runs from its beginning: calls that had ended are
-skipped, and the call with the newest state resumes from it (`fit_state`). All ranks have the same state, which does not
-depend on the number of ranks. So rank 0 saves and reads it for all, after it has copied the newest state of all hosts.
-`state_files` describes the folder, "Restarts" in docs/reliability.md the state.
+Calls of `fit` have the numbers 0, 1, and so on. A restarted script runs from its beginning: ended calls are skipped,
+and the call with the newest state resumes from it. All ranks have the same state, which does not depend on the number
+of ranks. So rank 0 saves and reads it for all, after it has copied the newest state of all hosts. "Restarts" in
+docs/reliability.md describes the state.
 
 `Run` also ends the run on request: after a signal, after the epochs that a rung of `matex tune --rungs` grants, or for
 a change of the ranks by `--adapt=ranks`.

@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import Iterable
 from typing import Any
 
+from matex_tf.lazy import tf
 from matex_tf.rewrite.graph_ops import iterate_nodes
 from matex_tf.sharding import slice_bounds
 from matex_tf.steps import own_data
@@ -54,8 +55,6 @@ def has_position(source: Any, calls_python: bool) -> bool:
 
 def take_batches(iterator: Any, count: int) -> list[Any]:
     """The next `count` batches, or fewer at the end of the data. Raises OutOfRangeError if there is none."""
-    import tensorflow as tf
-
     # If each rank has rows of its own (`own_data`), a rank cannot tell when the data of other ranks end. So `get_next`
     # gathers the rows of all ranks. For all other batches a rank needs no other rank.
     with contextlib.nullcontext() if own_data.is_own(iterator) else own_data.compute_alone():
@@ -70,7 +69,6 @@ def take_batches(iterator: Any, count: int) -> list[Any]:
 
 def make_iterator(batches: Iterable[Any], spec: Any) -> Any:
     """An iterator over `batches` with the static shapes of `spec`, so that a function traced for `spec` accepts it."""
-    import tensorflow as tf
 
     def widen_shapes(*parts: Any) -> Any:
         """The tensors of a batch, with the static shapes of `spec` in place of their own."""

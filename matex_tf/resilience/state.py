@@ -99,26 +99,16 @@ def _list_optimizers(holders: list[Any]) -> list[Any]:
     """The optimizers of a model: that of `compile`, and those in its attributes."""
     candidates = [getattr(holders[0], "optimizer", None)]
     candidates += [candidate for holder in holders for candidate in vars(holder).values()]
-    seen_ids: set[int] = set()
-    optimizers = []
-    for candidate in candidates:
-        if hasattr(candidate, "apply_gradients") and hasattr(candidate, "variables") and id(candidate) not in seen_ids:
-            seen_ids.add(id(candidate))
-            optimizers.append(candidate)
-    return optimizers
+    optimizers = [one for one in candidates if hasattr(one, "apply_gradients") and hasattr(one, "variables")]
+    return list({id(optimizer): optimizer for optimizer in optimizers}.values())  # each once
 
 
 def _list_random_variables(holders: list[Any]) -> list[Any]:
     """States of random generators that are in no list of weights."""
-    states = []
-    for holder in holders:
-        for value in vars(holder).values():
-            inner_generator = getattr(value, "_generator", None)
-            for generator in (value, inner_generator):  # Keras 3: a SeedGenerator; Keras 2: in a RandomGenerator
-                state = getattr(generator, "state", None)
-                if state is not None and hasattr(state, "assign"):
-                    states.append(state)
-    return states
+    values = [value for holder in holders for value in vars(holder).values()]
+    # Keras 3: a SeedGenerator; Keras 2: in a RandomGenerator
+    generators: list[Any] = [generator for value in values for generator in (value, getattr(value, "_generator", None))]
+    return [generator.state for generator in generators if hasattr(getattr(generator, "state", None), "assign")]
 
 
 def _list_global_generator() -> list[Any]:

@@ -1,6 +1,6 @@
 """Reads and writes the folder with the saved state of a run: files with checksums, which are written atomically.
 
-A file consists of JSON, arrays, and a hash of both; reading runs no code. `Folder` documents the file names.
+A file consists of JSON, arrays, and a hash of both; reading runs no code.
 """
 
 from __future__ import annotations
