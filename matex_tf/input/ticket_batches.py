@@ -16,7 +16,9 @@ from matex_tf.lazy import tf
 from matex_tf.rewrite.sharing import Slice
 from matex_tf.runtime import objects
 from matex_tf.steps import batches
+from matex_tf.world import membership
 
+_LENGTHS = "the lengths of padded rows"
 _STATE = "_STATE"  # TensorFlow's key of the state of an iterator, a vector of variants
 _OTHER_ITERATOR = (
     "the checkpoint holds an iterator of another pipeline, or one that the script saved alone: matex_tf restores an "
@@ -100,8 +102,14 @@ class TicketBatch(batches.Batch):
         """See `batches.Batch`. The iterator makes slices of these ratios from now on."""
         if self._error is not None:
             raise self._error
-        self.source.work_on(ratios)
-        return batches.pad_alike(self._make(batches.find_slice(self.total, ratios)), self.source.pads, _find_longest)
+
+        def make() -> list[Any]:
+            self.source.work_on(ratios)
+            rows = self._make(batches.find_slice(self.total, ratios))
+            return batches.pad_alike(rows, self.source.pads, _find_longest)
+
+        # If a rank is lost while lengths are compared, the others have other slices, which they make and compare again.
+        return membership.attempt_collectives(_LENGTHS, make) if self.source.pads else make()
 
     def _make(self, batch_slice: Slice) -> list[Any]:
         """The flat tensors with any rows: prepared ones, or made from the ticket."""
@@ -140,4 +148,4 @@ class TicketBatch(batches.Batch):
 
 def _find_longest(sizes: Any) -> Any:
     """The largest of all ranks for each of these sizes of padded rows. Collective."""
-    return np.max(objects.allgather(sizes.numpy().tolist(), "the lengths of padded rows"), 0)
+    return np.max(objects.allgather(sizes.numpy().tolist(), _LENGTHS), 0)

@@ -81,6 +81,41 @@ def test_what_was_made_for_ranks_that_are_lost_is_not_used_without_them(what, tm
     np.testing.assert_allclose(read_weights(found), want, rtol=1e-5)
 
 
+LOST_WHILE_PADDING = """
+import os, posix, signal, sys
+import tensorflow as tf
+mark, counted = sys.argv[1], []
+
+def lose(allgather):
+    def gather(value, purpose, *more, **named):
+        counted.extend([1] if purpose == "the lengths of padded rows" else [])
+        if len(counted) == 2 and world.get_world().rank == 2 and not posix.access(mark, posix.F_OK):
+            posix.close(posix.open(mark, os.O_CREAT | os.O_WRONLY))
+            os.kill(os.getpid(), signal.SIGKILL)
+        return allgather(value, purpose, *more, **named)
+    return gather
+
+if "matex_tf" in sys.modules:
+    from matex_tf.runtime import objects
+    from matex_tf.world import world
+    objects.allgather = lose(objects.allgather)
+for batch in tf.data.Dataset.range(48).map(lambda at: tf.fill([at % 5 + 1], at)).padded_batch(6):
+    print("BATCH", batch.numpy().tolist())
+"""
+
+
+@pytest.mark.more
+@pytest.mark.timeout(600)
+def test_a_padded_batch_has_all_rows_after_a_loss_while_lengths_are_compared(tmp_path):
+    script, mark = tmp_path / "script.py", tmp_path / "lost"
+    script.write_text(LOST_WHILE_PADDING)
+    want = launch.run_alone(script, mark).check()
+    found = run(3, script, [mark], tmp_path / "state").check()
+    assert "2 go on without it, at: the lengths of padded rows" in found.stderr and mark.exists(), found.output
+    batches = [[line for line in output.splitlines() if "BATCH" in line] for output in (want.stdout, found.stdout)]
+    assert len(batches[0]) == 8 and batches[0] == batches[1], found.output
+
+
 LATE_ERROR = """
 import numpy as np, tensorflow as tf
 x = np.ones([8, 3])

@@ -1,5 +1,5 @@
 // MatexSeekSeeds: reads or sets the position of the seed generator of a `shuffle` of tf.data, for the state of a run
-// (`input/slices.py`). The position is how many numbers the generator has drawn. With input `drawn` >= 0 the generator
+// (`input/ticket_batches.py`). The position is how many numbers the generator has drawn. With input `drawn` >= 0 the generator
 // continues after so many numbers; a negative `drawn` only reads the position.
 //
 // The generator outlives the iterators of the `shuffle`, but TensorFlow saves its position only within the state of one
