@@ -63,10 +63,11 @@ class Cluster(abc.ABC, Generic[AnyOptions]):
         """The folder with the records of the run, for `matex top`. Raises JobError if this machine does not see it."""
         if job.folder:
             return job.folder
-        raise JobError(
-            f"job {job.id} {self.find_state(job)}\nThe folder of that run is unknown here: name it, for example "
-            "runs/train-1"
-        )
+        try:
+            text = f"job {job.id} {self.find_state(job)}"
+        except JobError as error:
+            text = str(error)
+        raise JobError(f"{text}\nThe folder of that run is unknown here: name it, for example runs/train-1")
 
     def cancel_job(self, job: Job) -> None:
         """End the job. Raises JobError also if it has already ended."""
@@ -152,7 +153,10 @@ class BatchCluster(Cluster[AnyOptions]):
         job: None if the submit command has not told its id.
         """
         if job is not None:  # without its note, the job must not run
-            self.end_job(job)
+            try:
+                self.end_job(job)
+            except JobError:
+                return False
         # The submit command goes on after a time-out and after Ctrl-C (`ask`), and may queue the job.
         return job is not None or not isinstance(error, (UnreachableError, KeyboardInterrupt))
 

@@ -28,7 +28,7 @@ class SlurmCluster(BatchCluster[Slurm]):
 
     kind = Slurm
     submit_command = ("sbatch", "--parsable")
-    number_pattern = re.compile(r"\A\s*(\d+)(;.*)?\s*\Z")  # the name of a cluster may follow
+    number_pattern = re.compile(r"\A\s*(\d+)\s*(;[\s\S]*)?\Z")  # the name of a cluster may follow
     list_command = "squeue -u $USER"
     refusals = slurm_messages.REFUSALS
     advice = "Submit from a login node of the cluster, or load its module: `module load slurm`"

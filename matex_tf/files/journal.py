@@ -73,12 +73,14 @@ class Journal:
     paths: the states of the paths that rank 0 was about to change, by key. A child process adopts those of its rank:
         without them, it would note the rank's own files as old contents.
     _copies: the copies of old contents that other ranks may still need.
+    _move_targets: the paths to which rank 0 has moved files.
     """
 
     def __init__(self, notes: journal_reader.Notes, paths: dict[str, _PathState] | None = None):
         self.notes = notes
         self.paths = {} if paths is None else paths
         self._copies: list[_Copy] = []
+        self._move_targets = {path for path, state in self.paths.items() if state.move is not None}
 
     def start_writing(self) -> None:
         """Record all changes that Python makes in this process from now on."""
@@ -120,8 +122,10 @@ class Journal:
         """The path exists: ranks that have not reached its change must see what it has before."""
         inode, removes_folder = before[0], removed and _is_folder(key)
         if removes_folder:  # also what rank 0 has moved into the folder
-            for path in [path for path, state in self.paths.items() if state.move and path.startswith(key + os.sep)]:
-                self.write_note(path, removed=True)
+            for path in [path for path in self._move_targets if path.startswith(key + os.sep)]:
+                self._move_targets.remove(path)
+                if path in self.paths and self.paths[path].move is not None:
+                    self.write_note(path, removed=True)
         self._renew_move(completed_count, key, inode, new_path)
         # No note if the content is rank 0's own, because other ranks write and read their own. But a folder that rank 0
         # has made may contain files that were saved for all ranks.
@@ -154,6 +158,7 @@ class Journal:
 
     def _set_move(self, new_path: str, move: _Move) -> None:
         self.paths.setdefault(new_path, _PathState(journal_reader.read_file_state(new_path))).move = move
+        self._move_targets.add(new_path)
 
     def _is_touched(self, key: str) -> bool:
         """Whether rank 0 has changed `key`, so that the present content is its own."""
@@ -215,7 +220,8 @@ def note_change(path: Any, removed: bool = False, new_path: Any = "") -> None:
 
     Called by code that changes files other than through Python.
     """
-    if _writer is None or real_files.uses_real_files() or isinstance(path, int) or path is None:
+    writer = _writer  # another thread may end the writing meanwhile
+    if writer is None or real_files.uses_real_files() or isinstance(path, int) or path is None:
         return
     with real_files.use_real_files():
         try:
@@ -225,7 +231,7 @@ def note_change(path: Any, removed: bool = False, new_path: Any = "") -> None:
         # A removal or a move concerns a link itself, a change the target of the link.
         key = _find_entry(text) if removed else os.path.realpath(text)
         if not journal_reader.is_system(key):
-            _writer.write_note(key, removed, _find_entry(os.path.abspath(os.fsdecode(new_path))) if new_path else "")
+            writer.write_note(key, removed, _find_entry(os.path.abspath(os.fsdecode(new_path))) if new_path else "")
 
 
 def note_move(source: Any, target: Any) -> None:

@@ -78,7 +78,11 @@ def test_a_strategy_is_chosen_by_the_optimizer_that_is_trained(monkeypatch):
         held = [Variable(optimizer, 100 * number)]
         holding = SimpleNamespace(list_variables=lambda held=held: held)
         own = SimpleNamespace(graph=SimpleNamespace(variables=held))
-        update_costs.note_step(SimpleNamespace(trained=held, traced=own, program=None, pieces=holding, why_whole=""))
+        update_costs.note_step(
+            SimpleNamespace(
+                trained=held, traced=own, program=None, copies=SimpleNamespace(pieces=holding), why_whole=""
+            )
+        )
     assert update_costs.count_bytes(folds[3]) == (300, 300)
     assert update_costs.count_bytes(SimpleNamespace(inner_optimizer=folds[2])) == (200, 200)
     assert update_costs.count_bytes(Optimizer()) == update_costs.count_bytes(None) == (0, 0)

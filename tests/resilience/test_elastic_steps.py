@@ -263,7 +263,7 @@ def test_an_agreement_after_a_loss_that_does_not_come_ends_the_job(monkeypatch):
     monkeypatch.setattr(elastic.time_limit.settings, "get_settings", lambda: limits)
     monkeypatch.setattr(elastic.shutdown, "abort_all_ranks", lambda code: (codes.append(code), has_ended.set()))
     monkeypatch.setattr(
-        elastic.world, "agree_on_success", lambda done, alone: (has_ended.wait(0 if done else 60), alone)
+        elastic.shrinking, "agree_on_success", lambda done, alone: (has_ended.wait(0 if done else 60), alone)
     )
     assert elastic._is_done_by_all(True, True) == (False, True) and codes == []
     assert elastic._is_done_by_all(False, True) == (True, True) and codes == [EXIT_STALLED]

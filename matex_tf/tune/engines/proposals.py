@@ -29,7 +29,7 @@ class Proposals:
         self._seen = {make_key(config) for config in tried_configs}
         self._costs: dict[str, float] = {}  # reported costs, by `make_key` of the configuration
         self._unreported: list[tuple[Config, float | None]] = []  # costs that the engine does not know yet
-        self._worst_cost: float | None = None  # None: no trial has a cost
+        self._last_costs: dict[str, float] = {}  # the last cost that each trial had, by `make_key`
         self._first_configs: list[Config] = []  # warm starts, proposed before those of the engine
         self._thread = ThreadPoolExecutor(1, "matex_tf tune") if engine.slow else None  # calls a slow engine
         self._next_config: Future[Config] | None = None  # the proposal that the thread computes
@@ -72,11 +72,12 @@ class Proposals:
         if self._space.allows(config):
             self._unreported.append((config, cost))
         if cost is not None:
-            self._worst_cost = cost if self._worst_cost is None else max(cost, self._worst_cost)
-        if self._worst_cost is None:
+            self._last_costs[make_key(config)] = cost
+        if not self._last_costs:
             return
+        worst_cost = max(self._last_costs.values())
         for waiting_config, waiting_cost in self._unreported:
-            known_cost = self._worst_cost if waiting_cost is None else waiting_cost
+            known_cost = worst_cost if waiting_cost is None else waiting_cost
             if self._thread is None:
                 self._tell_engine(waiting_config, known_cost)
             else:

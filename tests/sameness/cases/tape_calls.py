@@ -302,6 +302,26 @@ def results_of_a_call():
     store("results of a call", *seen)
 
 
+def batch_of_an_iterator():
+    """The call takes a batch by itself; its argument is a tensor of unknown rank, with other rows."""
+    iterator, w = iter(tf.data.Dataset.from_tensor_slices(X).batch(10).repeat()), tf.Variable(Y[:5])
+    optimizer, seen = keras.optimizers.SGD(0.01), []
+
+    @tf.function(input_signature=[tf.TensorSpec(None, tf.float64)])
+    def taking(more):
+        made = tf.tanh(tf.stop_gradient(next(iterator)) @ w)
+        return tf.reduce_sum(made**2) + tf.reduce_sum(more), tf.nn.relu(made)
+
+    for _ in range(4):
+        with tf.GradientTape() as tape:
+            loss, made = taking(tf.constant(Y[:6, 0]))
+            loss += tf.reduce_sum(made**3)
+        optimizer.apply_gradients([(tape.gradient(loss, w), w)])
+        seen.append(float(loss))
+    store("a batch that the call takes", seen, w)
+
+
+batch_of_an_iterator()
 layers_of_each_kind()
 words()
 attributes()
