@@ -61,6 +61,22 @@ def test_a_graph_that_is_read_again_is_read_as_if_for_the_first_time(function, a
     assert whole or function is not _take_both
 
 
+@pytest.mark.parametrize("of_rows", [tf.reduce_sum, tf.reduce_mean, lambda y: y])
+def test_a_normalization_with_a_whole_gradient_keeps_its_rows(of_rows):
+    def step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            normal, *_ = tf.raw_ops.FusedBatchNormV3(
+                x=x, scale=[1.0] * 3, offset=[0.0] * 3, mean=[], variance=[], is_training=True
+            )
+            made = of_rows(normal)
+        return tape.gradient(made, x)
+
+    graph = tf.function(step, autograph=False).get_concrete_function(tf.TensorSpec([8, 4, 4, 3])).graph
+    program = read_program(graph, [BATCH], rows=8)
+    assert program.outputs[0].placement == BATCH
+
+
 def test_nodes_take_values_of_the_last_reading():
     """Where optimizer variables in pieces change the placement of a statistic, whose gradient is repeated for rows."""
     layers = [keras.layers.Conv2D(4, 3), keras.layers.BatchNormalization(), keras.layers.Flatten()]

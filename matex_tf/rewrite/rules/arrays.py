@@ -17,8 +17,8 @@ from matex_tf.rewrite.rules.registry import keep_sum, register_rule
 
 def _match_rows(node: Node, indexes: Sequence[int]) -> tuple[list[Placement | None], Sharded]:
     """The placements that give all of these inputs the rows of the first sharded input."""
-    _, placement = node.find_input_with_rows(indexes)
-    return [node.bring_rows(index, placement) for index in indexes], placement.plain
+    placement = node.find_input_with_rows(indexes)[1].plain
+    return [node.bring_rows(index, placement) for index in indexes], placement
 
 
 @register_rule("Pack", moves=slice(None))

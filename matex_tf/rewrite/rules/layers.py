@@ -159,7 +159,8 @@ def _make_norm(
 
 @register_rule("FusedBatchNormGrad FusedBatchNormGradV2 FusedBatchNormGradV3")
 def normalize_backward(node: Node) -> Decision | Expansion:
-    require(node.require_rows().axis != find_channel_axis(node))
+    _, sharded = node.find_input_with_rows((0, 1))  # the gradient may be whole, such as that of a sum
+    require(sharded.axis != find_channel_axis(node))
     return Expansion(_make_norm_backward, (
         find_channel_axis(node), node.count_axes(0), len(node.outputs), node.read_attribute("epsilon"),
         node.read_attribute("is_training")))  # fmt: skip

@@ -46,10 +46,11 @@ def gather(node: Node) -> Decision:
 def _number_own_rows(node: Node, axis_count: int) -> bool:
     """Whether the indices, which have `axis_count` axes, number entries of the table that the rank has itself."""
     table, indices = node.get_placement(0), node.get_placement(1)
-    if not isinstance(table, Sharded) or not isinstance(indices, Sharded) or node.count_axes(1) != axis_count:
+    if not isinstance(table, Sharded) or not isinstance(indices, Sharded):
         return False
     # Two unknown numbers of entries (`Rows.unit`) may differ.
-    return table.axis == 0 and table.rows == indices.index_rows and table.rows.unit is not None
+    is_own = table.axis == 0 and table.rows == indices.index_rows and table.rows.unit is not None
+    return is_own and node.count_axes(1) == axis_count
 
 
 def _take_own(node: Node, take: Any) -> Decision:
