@@ -19,6 +19,7 @@ def gradient(op, one):
 
 ops.gradient_registry._registry["MatMul"]["type"] = gradient
 from matex_tf.rewrite.nodes import Decision
+from matex_tf.rewrite.placement import WHOLE
 from matex_tf.rewrite.rules import RULES
 RULES["PyFunc"] = lambda node: Decision([None] * len(node.inputs), [WHOLE] * len(node.op.outputs))
 model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
