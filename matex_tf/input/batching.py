@@ -76,6 +76,7 @@ def _batch_tensors(dataset: Any, inner: Rows) -> Batches:
         spec=dataset.element_spec,
         compute=compute,
         count_rows=lambda ticket: [tf.shape(ticket[0], tf.int64)[0]],
+        passed=[None] * len(specs),
         are_rows=[True] * len(specs),
     )
 
@@ -145,7 +146,8 @@ def _batch_windows(dataset: Any, inner: Rows, is_padded: bool) -> Batches:
         spec=dataset.element_spec,
         compute=compute,
         count_rows=count_rows,
-        are_rows=[True] * len(flatten_specs(dataset.element_spec)),
+        passed=[None] * len(inner.passed),
+        are_rows=[True] * len(inner.passed),
         windows=dict(enumerate(tf.nest.flatten(tickets.element_spec))),
         pads=_find_pads(dataset) if is_padded else {},
     )

@@ -26,6 +26,8 @@ class Deferred:
     compute: in a graph: the flat tensors of an element from the flat tensors of its ticket. For `Batches` it has a
         second parameter, the `Slice` whose rows the result has.
     is_work: there is something to compute or to check after the tickets.
+    passed: for each flat tensor of an element, the index of the ticket's tensor that it equals; None if it is computed,
+        and for each tensor with the rows of a batch.
     causes: why some work is in the tickets, which every rank makes for each element: texts for `--explain`.
     files: the datasets of indexed records, whose files are indexed again if they change between iterations.
     caches: the datasets of caches that are replaced by caches of tickets.
@@ -35,6 +37,7 @@ class Deferred:
     spec: Any
     compute: Callable[..., Tensors]
     is_work: bool
+    passed: Sequence[int | None]
     causes: Sequence[str] = ()
     files: Sequence[Any] = ()
     caches: Sequence[Any] = ()
@@ -42,12 +45,7 @@ class Deferred:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rows(Deferred):
-    """Elements that are rows, or parts of rows.
-
-    passed: for each flat tensor of an element, the index of the ticket's tensor that it equals; None if it is computed.
-    """
-
-    passed: Sequence[int | None]
+    """Elements that are rows, or parts of rows."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -97,6 +95,7 @@ def make_whole_batches(dataset: Any, causes: Iterable[str] = ()) -> Batches:
         spec=dataset.element_spec,
         compute=lambda batch, batch_slice: slice_rows(batch, are_rows, batch_slice),
         is_work=False,
+        passed=[None] * len(are_rows),
         causes=list(causes),
         are_rows=are_rows,
         count_rows=lambda batch: [tf.shape(tensor, tf.int64)[0] for tensor in itertools.compress(batch, are_rows)],

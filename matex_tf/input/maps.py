@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 from matex_tf.input import advice, records
@@ -38,7 +37,7 @@ def map_rows(dataset: Any, inner: Rows) -> Rows:
     """
     split = Split(dataset._map_func.function)
     causes = [*inner.causes, *map(advice.explain_op, split.ordered)]
-    if any(inner.passed[index] is None for index in split.front_takes):
+    if _needs_work(inner, split):
         inner = make_whole_rows(dataset._input_dataset)
     mapped = dataclasses.replace(
         inner,
@@ -58,28 +57,13 @@ def map_rows(dataset: Any, inner: Rows) -> Rows:
         tickets = map_dataset(inner.tickets, make_ticket, **options)
         return dataclasses.replace(mapped, tickets=tickets, compute=split.build_back, passed=split.passed)
 
-    ticket_size = len(flatten_specs(inner.tickets.element_spec))  # in the new ticket, the front's results follow
-
-    def run_front(ticket: Tensors) -> Any:
-        inputs = [None if index is None else ticket[index] for index in inner.passed]  # None: computed, later
-        return *ticket, *split.build_front(inputs)
+    work = _Work(inner, split)
 
     def compute(ticket: Tensors) -> Tensors:
-        row = inner.compute(ticket[:ticket_size])
-        # Computed tensors that the map does not take. Their errors count, as they stop the script.
-        is_unused = [passed is None and index not in split.back_takes for index, passed in enumerate(inner.passed)]
-        inputs = [*(row[index] for index in split.back_takes), *ticket[ticket_size:]]
-        return require(list(itertools.compress(row, is_unused)), split.build_back(inputs))
+        unused_tensors, inputs = work.take(ticket)
+        return require(unused_tensors, split.build_back(inputs))
 
-    # The index, in the new ticket, of each tensor that the back takes; None if it is computed.
-    front_count = split.back_input_count - len(split.back_takes)
-    indices = [*(inner.passed[index] for index in split.back_takes), *range(ticket_size, ticket_size + front_count)]
-    return dataclasses.replace(
-        mapped,
-        tickets=_run_front(inner, split, run_front, **options),
-        compute=compute,
-        passed=[None if at is None else indices[at] for at in split.passed],
-    )
+    return dataclasses.replace(mapped, tickets=work.make_tickets(**options), compute=compute, passed=work.passed)
 
 
 def map_batches(dataset: Any, inner: Batches) -> Batches:
@@ -91,35 +75,70 @@ def map_batches(dataset: Any, inner: Batches) -> Batches:
     row_map = _find_row_map(split, inner)
     if isinstance(row_map, str):  # the obstacle
         return make_whole_batches(dataset, [*causes, advice.explain_op(row_map)])
-    ticket_size = len(flatten_specs(inner.tickets.element_spec))  # in the new ticket, the front's results follow
-
-    def run_front(ticket: Tensors) -> Any:
-        return *ticket, *split.build_front([None] * len(inner.are_rows))  # it takes nothing of the batch
+    work = _Work(inner, split)
 
     def compute(ticket: Tensors, batch_slice: Any) -> Tensors:
-        batch = inner.compute(ticket[:ticket_size], batch_slice)
-        unused_tensors = [tensor for index, tensor in enumerate(batch) if index not in split.back_takes]  # as for rows
-        inputs = [*(batch[index] for index in split.back_takes), *ticket[ticket_size:]]
-        return require(unused_tensors if inner.is_work else [], row_map.build(inputs, batch_slice))
+        unused_tensors, inputs = work.take(ticket, batch_slice)
+        return require(unused_tensors, row_map.build(inputs, batch_slice))
 
     # A padded tensor that the map merely passes on is a padded result, which ranks lengthen later.
     taken_pads = {at: inner.pads[index] for at, index in enumerate(split.back_takes) if index in inner.pads}
     return dataclasses.replace(
         inner,
-        tickets=_run_front(inner, split, run_front),
+        tickets=work.make_tickets(),
         spec=dataset._map_func.output_structure,
         compute=compute,
+        passed=work.passed,
         is_work=inner.is_work or split.is_work,
         causes=causes,
         are_rows=row_map.are_rows,
-        count_rows=lambda ticket: inner.count_rows(ticket[:ticket_size]),
+        count_rows=lambda ticket: inner.count_rows(ticket[: work.ticket_size]),
         pads={result: taken_pads[at] for result, at in enumerate(split.passed) if at in taken_pads},
     )
 
 
-def _run_front(inner: Deferred, split: Split, run_front: Callable[[Tensors], Any], **options: Any) -> Any:
-    """The tickets of a map: the tickets of `inner`, with the results of the front if there is one."""
-    return inner.tickets if split.front is None else map_dataset(inner.tickets, run_front, **options)
+class _Work:
+    """The back of a map of the elements `inner`. In its ticket, the front's results follow the ticket of `inner`.
+
+    ticket_size: the number of tensors of the ticket of `inner`.
+    passed: see `Deferred`.
+    """
+
+    def __init__(self, inner: Deferred, split: Split):
+        self._inner, self._split = inner, split
+        self.ticket_size = len(flatten_specs(inner.tickets.element_spec))
+        front_count = split.back_input_count - len(split.back_takes)
+        # The index, in the ticket, of each tensor that the back takes; None if it is computed.
+        indices = [
+            *(inner.passed[index] for index in split.back_takes),
+            *range(self.ticket_size, self.ticket_size + front_count),
+        ]
+        self.passed = [None if at is None else indices[at] for at in split.passed]
+
+    def make_tickets(self, **options: Any) -> Any:
+        """The dataset of the tickets. options: of its map."""
+        inner, split = self._inner, self._split
+
+        def run_front(ticket: Tensors) -> Any:
+            inputs = [None if index is None else ticket[index] for index in inner.passed]  # None: computed, later
+            return *ticket, *split.build_front(inputs)
+
+        return inner.tickets if split.front is None else map_dataset(inner.tickets, run_front, **options)
+
+    def take(self, ticket: Tensors, *slices: Any) -> tuple[Tensors, Tensors]:
+        """Compute the element of a ticket. Returns the computed tensors that the back does not take, whose errors
+        count, as they stop the script; and the inputs of the back. slices: the slice of a batch.
+        """
+        inner, back_takes = self._inner, self._split.back_takes
+        element = inner.compute(ticket[: self.ticket_size], *slices)
+        are_unused = [at is None and index not in back_takes for index, at in enumerate(inner.passed)]
+        unused_tensors = list(itertools.compress(element, are_unused)) if inner.is_work else []
+        return unused_tensors, [*(element[index] for index in back_takes), *ticket[self.ticket_size :]]
+
+
+def _needs_work(inner: Deferred, split: Split) -> bool:
+    """Whether the front of a map takes tensors that are computed after the tickets of `inner`."""
+    return any(inner.passed[index] is None for index in split.front_takes)
 
 
 def _find_row_map(split: Split, inner: Batches) -> RowMap | str:
@@ -131,7 +150,7 @@ def _find_row_map(split: Split, inner: Batches) -> RowMap | str:
        get other shapes than in the script;
     3. a reason of `find_row_map`.
     """
-    if split.front_takes or not inner.pads.keys().isdisjoint(split.computes_with):
+    if _needs_work(inner, split) or not inner.pads.keys().isdisjoint(split.computes_with):
         return "a map of padded batches" if inner.pads else "a map of batches"
     # The back takes tensors of the batch, then results of the front. These have no rows, as the front takes no tensor
     # of the batch.

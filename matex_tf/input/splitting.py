@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from matex_tf import tags
@@ -120,10 +120,8 @@ def _cache(dataset: Any, inner: Deferred, make_whole: Callable[..., Any]) -> Any
         return memory.recall(number, key, lambda: inner.compute(ticket, *slices))
 
     # In a ticket, the number comes before the tensors that `inner` counts from 0.
-    changes: dict[str, Any] = {}
-    if isinstance(inner, Rows):
-        changes["passed"] = [None if index is None else index + 1 for index in inner.passed]
-    elif isinstance(inner, Batches):
+    changes: dict[str, Any] = {"passed": [None if index is None else index + 1 for index in inner.passed]}
+    if isinstance(inner, Batches):
         count_rows = inner.count_rows
         changes["count_rows"] = lambda ticket: count_rows(ticket[1:])
         changes["windows"] = {index + 1: spec for index, spec in windows.items()}
@@ -139,8 +137,13 @@ def _zip_rows(dataset: Any) -> Rows:
         tickets=tickets,
         spec=dataset.element_spec,
         compute=lambda ticket: join(rows.compute(part) for rows, part in zip(zipped, split(ticket))),
-        passed=[None if at is None else part[at] for rows, part in zip(zipped, indices) for at in rows.passed],
+        passed=_join_passed(zipped, indices),
     )
+
+
+def _join_passed(zipped: Sequence[Deferred], indices: Sequence[Sequence[int]]) -> list[int | None]:
+    """`Deferred.passed` of a `zip`. indices: for each zipped dataset, the indices of its ticket's tensors."""
+    return [None if at is None else part[at] for inner, part in zip(zipped, indices) for at in inner.passed]
 
 
 def _zip_batches(dataset: Any) -> Batches:
@@ -158,6 +161,7 @@ def _zip_batches(dataset: Any) -> Batches:
         tickets=tickets,
         spec=dataset.element_spec,
         compute=compute,
+        passed=_join_passed(zipped, indices),
         are_rows=join(batches.are_rows for batches in zipped),
         count_rows=lambda ticket: join(batches.count_rows(part) for batches, part in zip(zipped, split(ticket))),
         windows={part[at]: spec for batches, part in zip(zipped, indices) for at, spec in batches.windows.items()},

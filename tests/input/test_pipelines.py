@@ -188,6 +188,12 @@ PIPELINES = {
         .map(lambda number, pair: (tf.cast(number + counted(number), tf.float32) + tf.random.uniform([], seed=1), pair))
         .batch(BATCH)
     ),
+    "a draw of a draw, for batches": lambda at: (
+        tf.data.Dataset.zip((paths(at).map(load).batch(BATCH), tf.data.Dataset.range(ROWS).batch(BATCH)))
+        .map(lambda rows, number: (*rows, number, tf.random.uniform([], seed=1)))
+        .cache()
+        .map(lambda image, _, number, draw: (image * 1.5, number, tf.random.uniform([], 0.0, draw + 1.0, seed=2)))
+    ),
     "arrays, batch, map": lambda at: tf.data.Dataset.from_tensor_slices(np.arange(5.0)).batch(2).map(tf.math.sin),
 }
 
