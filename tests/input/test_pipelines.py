@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from matex_tf.input import shared_batches
+from matex_tf.input import shared_batches, splitting
 from matex_tf.sharding import slice_bounds
 from matex_tf.steps import batches
 
@@ -190,9 +190,9 @@ PIPELINES = {
     ),
     "a draw of a draw, for batches": lambda at: (
         tf.data.Dataset.zip((paths(at).map(load).batch(BATCH), tf.data.Dataset.range(ROWS).batch(BATCH)))
-        .map(lambda rows, number: (*rows, number, tf.random.uniform([], seed=1)))
+        .map(lambda rows, number: (*rows, number, tf.random.uniform([], 1, 9, tf.int64, seed=1)))
         .cache()
-        .map(lambda image, _, number, draw: (image * 1.5, number, tf.random.uniform([], 0.0, draw + 1.0, seed=2)))
+        .map(lambda image, _, number, drawn: (image, number, tf.random.uniform([], 0, drawn, tf.int64, seed=2)))
     ),
     "arrays, batch, map": lambda at: tf.data.Dataset.from_tensor_slices(np.arange(5.0)).batch(2).map(tf.math.sin),
 }
@@ -258,6 +258,10 @@ def test_each_rank_works_on_its_rows(name, ranks, files):
                 assert same(pad_alike(batch.element.rows, whole, source.pads), rows)
         digests = [[batch.element.digest for batch in taken] for taken in of_ranks]
         assert all(of_rank == digests[0] for of_rank in digests)
+
+
+def test_rows_are_work_though_a_draw_takes_a_draw(files):
+    assert splitting.find_batches(make("a draw of a draw, for batches", files)).is_work
 
 
 @pytest.mark.parametrize("sizes", [(8, 5), (5, 8)])
