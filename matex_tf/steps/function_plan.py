@@ -13,6 +13,7 @@ from typing import Any
 
 from matex_tf import ops
 from matex_tf.lazy import tf
+from matex_tf.rewrite import sources
 from matex_tf.rewrite.programs import Program
 from matex_tf.steps import agreement, events, failures, pieces, report
 from matex_tf.steps.batches import Batch
@@ -50,6 +51,9 @@ class FunctionPlan(StepPlan):
 
     def list_divided(self) -> list[Any]:
         return list(itertools.compress(self.inputs.graph.inputs, self.inputs.divided))
+
+    def has_batch(self) -> bool:
+        return super().has_batch() or sources.are_in(self.graph)  # ops of the copies may take the batch
 
     def read_graph(self) -> Program:
         return self.copies.read_graph(self.inputs.divided)

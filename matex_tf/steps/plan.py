@@ -10,7 +10,6 @@ import abc
 from typing import Any
 
 from matex_tf import errors
-from matex_tf.rewrite import sources
 from matex_tf.rewrite.own_batches import OwnRowsError
 from matex_tf.rewrite.programs import Program
 from matex_tf.runtime import excepthook
@@ -80,7 +79,11 @@ class StepPlan(abc.ABC):
         """The reason, known before the graph is read, why ranks cannot share the calls; empty if there is none."""
         if getattr(self.graph, "deferred_external_captures", None):
             return DEFERRED
-        return "" if self.list_divided() or sources.are_in(self.graph) else NO_BATCH
+        return "" if self.has_batch() else NO_BATCH
+
+    def has_batch(self) -> bool:
+        """Whether the step has a batch that its copies can divide."""
+        return bool(self.list_divided())
 
     @abc.abstractmethod
     def list_divided(self) -> list[Any]:

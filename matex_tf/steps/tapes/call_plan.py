@@ -30,7 +30,7 @@ from matex_tf.runtime import notes
 from matex_tf.steps import events, failures, gradients, slices
 from matex_tf.steps.batches import WholeBatch
 from matex_tf.steps.exchanger import RankExchanger
-from matex_tf.steps.plan import NO_BATCH, StepPlan
+from matex_tf.steps.plan import StepPlan
 
 SECOND_ORDER = "a tape records the computation of its gradients, or a jacobian computes them"
 """Gradients that the backward step cannot give: it records nothing, and runs in eager code only."""
@@ -91,10 +91,6 @@ class CallPlan(StepPlan):
         self.are_rows = [has_rows and bool(tensor.shape.rank) for has_rows, tensor in zip(are_rows, graph.inputs)]
         self.are_followed = list(are_followed)
         self.decide()
-
-    def find_obstacle(self) -> str:
-        # The backward step would not know the slice of a batch that ops of the call take.
-        return super().find_obstacle() or ("" if self.list_divided() else NO_BATCH)
 
     def list_divided(self) -> list[Any]:
         return list(itertools.compress(self.graph.inputs, self.are_rows))
