@@ -7,8 +7,10 @@ after a time limit. If rank 0 fails, too, it ends the job itself. `watchdog` sen
 
 from __future__ import annotations
 
+import sys
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from matex_tf import ops
@@ -43,23 +45,23 @@ class FailedRanks:
         """Note that `rank`, whose next collective has this number, has failed with `error`, in few words."""
         self._failures[rank] = _Failure(number, error, time.monotonic())
 
-    def release(self, stack: list[traceback.FrameSummary]) -> int | None:
+    def release(self, read_stack: Callable[[], list[traceback.FrameSummary]]) -> int | None:
         """The rank that may end the job now: the first failed one, if rank 0 waits for it or is late; else None.
 
-        `stack`: of the main thread of rank 0.
+        `read_stack`: returns the stack of the main thread of rank 0, whose files it may have to look up on a disk.
         """
         rank, failure = min(self._failures.items(), key=lambda item: (item[1].number, item[1].time))
         waiting, now = ops.read_waiting(), time.monotonic()
         waited = min(waiting.seconds, now - failure.time)  # a wait may include a transfer before the failure
         waits_for_it = waiting.number >= failure.number and waited >= _SETTLED_SECONDS
         is_late = now >= failure.time + self._seconds
-        if waits_for_it or is_late or script_frames.is_at_prompt(stack):
+        if waits_for_it or is_late or (hasattr(sys, "ps1") and script_frames.is_at_prompt(read_stack())):
             open_files.flush_files()  # the end of the job kills this rank
             del self._failures[rank]
             return rank
         if not self._is_reported and now >= failure.time + _QUIET_SECONDS:
             self._is_reported = True
-            me, place = world.get_world(), script_frames.describe_place(stack)
+            me, place = world.get_world(), script_frames.describe_place(read_stack())
             terminal.write_text(
                 f"matex_tf: rank {rank} of {me.size} on {me.hosts[rank]} has failed ({failure.error}), and ends the "
                 f"job when rank 0 ({me.host}), which is at {place}, has come as far, or after {self._seconds:.0f} s\n"

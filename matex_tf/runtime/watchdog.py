@@ -189,7 +189,7 @@ class _Watch:
             self._report_wait()
             if self.stalled is not None:
                 self._handle_stall(self.stalled)
-            if self.failed and (released_rank := self.failed.release(script_frames.read_main_stack())) is not None:
+            if self.failed and (released_rank := self.failed.release(script_frames.read_main_stack)) is not None:
                 self._send_message(released_rank, "ends")
             for request in list(self.sent):  # to which the main thread may append meanwhile
                 if request.Test():
