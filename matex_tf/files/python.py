@@ -57,7 +57,11 @@ def _replace_captured(originals: list[tuple[Any, Any, str]]) -> None:
     ]
     # Classes that hold references, in some versions of Python.
     owners += [getattr(pathlib, "_NormalAccessor", None), getattr(glob, "_StringGlobber", None)]
-    wrappers.replace_references(filter(None, owners), replacements)
+    for owner in filter(None, owners):
+        for name, value in list(vars(owner).items()):
+            replacement = replacements.get(id(value.__func__ if isinstance(value, staticmethod) else value))
+            if replacement is not None:
+                setattr(owner, name, staticmethod(replacement) if isinstance(owner, type) else replacement)
 
 
 @HOOKS.replace("numpy.lib._datasource", "_file_openers._file_openers", IF_HOOK_MISSING, optional=True)

@@ -20,7 +20,7 @@ import numpy as np
 
 from matex_tf.files import journal, journal_reader, overlay
 from matex_tf.files.paths import find_real_path, is_local
-from matex_tf.files.wrappers import Proxy, replace_references, wrap_argument
+from matex_tf.files.wrappers import Proxy, wrap_argument
 from matex_tf.lazy import tf
 from matex_tf.runtime import real_files
 from matex_tf.runtime.hooks import Table, list_parameters, put_function
@@ -300,20 +300,25 @@ def _put_into_ops(owner: Any, name: str, make: Any) -> None:
 
     `name` is one of these functions. TensorFlow's own classes, Keras and `tf.raw_ops` call them.
     """
-    replacements: dict[int, Any] = {}  # by the id of the original function
+    replacements: dict[Any, Any] = {}  # by the original function
+    names = set[str]()  # by which other modules may refer to these functions: a search of all attributes would be slow
     for function_name, function in list(vars(owner).items()):
         is_private = function_name.startswith("_") or function_name.endswith("_eager_fallback")
         if is_private or not inspect.isfunction(function):
             continue
         put_function(owner, function_name, make)
         if getattr(owner, function_name) is not function:
-            replacements[id(function)] = getattr(owner, function_name)
+            replacements[function] = getattr(owner, function_name)
+            public_names = (*getattr(function, "_tf_api_names", ()), *getattr(function, "_tf_api_names_v1", ()))
+            names.update(one.rpartition(".")[2] for one in (function_name, *public_names))
     # TensorFlow's public modules, and its modules of ops, have attributes that still refer to the originals.
     prefixes = ("tensorflow._api", "tensorflow.compat", "tensorflow.python.ops")
-    modules = list(sys.modules.items())
-    replace_references(
-        [module for name, module in modules if name == "tensorflow" or name.startswith(prefixes)], replacements
-    )
+    for module_name, module in list(sys.modules.items()):
+        if module_name == "tensorflow" or module_name.startswith(prefixes):
+            attributes = vars(module)
+            for attribute in names & attributes.keys():
+                if inspect.isfunction(attributes[attribute]) and attributes[attribute] in replacements:
+                    setattr(module, attribute, replacements[attributes[attribute]])
 
 
 def _wrap_op(original: Any) -> Any:

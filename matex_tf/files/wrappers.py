@@ -1,11 +1,9 @@
-"""Tools for hooks on file functions: a stand-in for an object or a class, a function with a converted argument, and
-references to replaced functions.
-"""
+"""Tools for hooks on file functions: a stand-in for an object or a class, and a function with a converted argument."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 
@@ -59,14 +57,3 @@ def call_with_converted(
     elif len(args) > index:
         args = (*args[:index], convert(args[index]), *args[index + 1 :])
     return function(*args, **kwargs)
-
-
-def replace_references(owners: Iterable[Any], replacements: Mapping[int, Any]) -> None:
-    """In modules and classes: replace references to functions by their `replacements`, of which the key is the `id` of
-    the function.
-    """
-    for owner in owners:
-        for name, value in list(vars(owner).items()):
-            replacement = replacements.get(id(value.__func__ if isinstance(value, staticmethod) else value))
-            if replacement is not None:
-                setattr(owner, name, staticmethod(replacement) if isinstance(owner, type) else replacement)
