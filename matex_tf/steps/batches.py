@@ -11,6 +11,7 @@ In all cases the rows that a step takes are a `Slice`. Its fields are numbers he
 
 from __future__ import annotations
 
+import abc
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -47,7 +48,7 @@ def _make_numbers(batch_slice: Slice) -> tuple[Any, ...]:
     return *(tf.constant(number, tf.int64) for number in batch_slice[:3]), tf.constant(batch_slice.contributes)
 
 
-class Batch:
+class Batch(abc.ABC):
     """A batch that has been taken from its source. Subclasses differ in who has made which rows.
 
     total: the number of rows of the batch.
@@ -66,13 +67,13 @@ class Batch:
         rows = self.make_rows(ratios)  # first, since ranks may be lost meanwhile
         return [*rows, *_make_numbers(find_slice(self.total, ratios))]
 
+    @abc.abstractmethod
     def make_rows(self, ratios: Any) -> list[Any]:
         """The flat tensors with the rows of this rank's slice."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def take_whole(self) -> list[Any]:
         """The flat tensors with all rows."""
-        raise NotImplementedError
 
     def digest(self) -> tuple[int, int] | None:
         """The number of rows and a hash, by which ranks find out whether they have the same batch.
