@@ -137,8 +137,8 @@ def _start_engine(engine: ctypes.CDLL) -> None:
     compression = settings.NO_COMPRESSION if has_no_links else current_settings.compression
     algorithm = current_settings.algorithm
     if current_settings.elastic and algorithm == "auto":
-        # For two levels the engine makes communicators that `shrinking.revoke_communicators` does not know: after a loss, a
-        # rank could wait in them for ever.
+        # For two levels the engine makes communicators that `shrinking.revoke_communicators` does not know: after a
+        # loss, a rank could wait in them for ever.
         algorithm = "ring" if current_world.has_several_nodes else "mpi"
     # A process that is no rank has no communicators. Nor has a phantom, which computes as rank 0 of ranks that do not
     # exist (`matex plan`): the engine starts with one rank, and `matex_phantom` sets the number of ranks.
